@@ -167,7 +167,7 @@ def loop_of(case: Case, name: str, launch: Launch) -> Loop:
     wanted = "far" if case.kind == "far" and name not in (TABLES, SUMS) else "near"
     # Knots are looped over in a branch that tiles within one piece do not take.
     loops = code.direct if case.method == "fire" else code.loops
-    body = loops[_order(case, name, sizes).index(wanted)]
+    body = loops[_order(case, name, launch).index(wanted)]
     instructions = dict.fromkeys(GROUPS, 0) | {"others": 0}
     for instruction in body:
         name_of = instruction.split(".")[0]
@@ -196,14 +196,14 @@ def loop_of(case: Case, name: str, launch: Launch) -> Loop:
     )
 
 
-def _order(case: Case, name: str, sizes: dict[str, Any]) -> list[str]:
+def _order(case: Case, name: str, launch: Launch) -> list[str]:
     """Kinds of the loops of a launch, in the order of its code; those of hidden pairs are edges."""
-    edge = ["edge"] * bool(sizes.get("edged"))
+    args = launch.given[0]
+    edge = ["edge"] * bool(args.edged)
     if name == TABLES:
         return ["near"]
     if case.method not in SUMMED:
-        low, high = (bool(sizes.get(name)) for name in ("has_low", "has_high"))
-        return edge + ["far"] * low + ["near"] + ["far"] * high
+        return edge + ["far"] * bool(args.has_low) + ["near"] + ["far"] * bool(args.has_high)
     far = ["far"] * (case.method == "cope" and name != SUMS)
     if name == QUERIES:
         return edge + far + ["near"]

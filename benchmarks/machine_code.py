@@ -55,10 +55,11 @@ class AbsentDevices:
 
 @dataclass(frozen=True)
 class Launch:
-    """A compiled launch: its kernel's name, what came out, and its tile sizes."""
+    """A compiled launch: its kernel's name, what came out, its arguments and its tile sizes."""
 
     kernel: str
     compiled: Any
+    given: tuple[Any, ...]
     sizes: dict[str, Any]
 
 
@@ -70,7 +71,7 @@ def compiling(architecture: int) -> Iterator[list[Launch]]:
 
     def compile_only(kernel: Any, *given: Any, warmup: bool, **named: Any) -> Any:
         result = run(kernel, *given, warmup=True, **named)
-        launches.append(Launch(kernel.fn.__name__, result, named))
+        launches.append(Launch(kernel.fn.__name__, result, given, named))
         return result
 
     def first(tuner: Any, *given: Any, **named: Any) -> Any:

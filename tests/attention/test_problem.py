@@ -168,7 +168,7 @@ def test_triton_kernels_are_given_the_whole_record(*, for_keys: bool) -> None:
     record = replace(whole(), pairs=PairTerm(), sinks=torch.randn(2, 4, 5))
     halves = (torch.randn(1, 1, 5, 4).chunk(2, dim=-1) for _ in range(2))
     record = replace(record, rotary=RotaryFactors(*next(halves), *next(halves)))
-    given = {x.data_ptr() for x in tensors_of(Launch(record).common(for_keys=for_keys))}
+    given = {x.data_ptr() for x in tensors_of(Launch(record).arguments(for_keys=for_keys))}
     flat = flatten(record, SCHEMA)
     missing = {p for p, x in by_path(flat).items() if x.data_ptr() not in given}
     # Rows are by offset, intervals refused, and sines lie behind their cosines.

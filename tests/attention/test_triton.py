@@ -16,7 +16,7 @@ import posenc
 from posenc import Grid, Layout, attend
 from posenc.attention.backends.triton import Triton, form
 from posenc.attention.backends.triton.form import KernelForm, kernel_form
-from posenc.attention.backends.triton.posing import segment_ids_of
+from posenc.attention.backends.triton.segments import segment_ids_of
 from posenc.attention.call import Call
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.spacing import Spacing, find_spacing, spacing

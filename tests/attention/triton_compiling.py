@@ -21,18 +21,15 @@ from triton.runtime.jit import JITFunction
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention.backends.triton import Triton, form, split_k, sums_launch
+from posenc.attention.backends.triton import Triton, form, launch, sums_launch
 from posenc.attention.backends.triton.kernels import configs
-from posenc.attention.backends.triton.kernels.decode import split_kernel
-from posenc.attention.backends.triton.kernels.forward import forward_kernel
-from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
-from posenc.attention.backends.triton.kernels.offsets import offsets_kernel
-from posenc.attention.backends.triton.kernels.sums_forward import (
-    carries_kernel,
-    sums_forward_kernel,
+from posenc.attention.backends.triton.kernels.forward import forward_kernel, split_kernel
+from posenc.attention.backends.triton.kernels.gradients import gradients_kernel, offsets_kernel
+from posenc.attention.backends.triton.kernels.sums import carries_kernel, sums_forward_kernel
+from posenc.attention.backends.triton.kernels.sums_gradients import (
+    sums_keys_kernel,
+    sums_queries_kernel,
 )
-from posenc.attention.backends.triton.kernels.sums_keys import sums_keys_kernel
-from posenc.attention.backends.triton.kernels.sums_queries import sums_queries_kernel
 from tests.support.versions import fault_before
 
 WIDTH = 16
@@ -192,7 +189,7 @@ def test_decoding(compiled: dict[str, int]) -> None:
     with torch.no_grad():
         attend(*inputs(1, 100, learned=False), grid, whole(), backend="triton")
     assert set(compiled) == {"split_kernel", "combine_kernel"}
-    assert split_k.PROGRAMS == 1024  # not that of the interpreter
+    assert launch.PROGRAMS == 1024  # not that of the interpreter
 
 
 def test_rotating(compiled: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
-from posenc.attention.backends.triton import split_k
+from posenc.attention.backends.triton import launch
 from posenc.attention.problem.record import (
     SCHEMA,
     Geometry,
@@ -81,8 +81,8 @@ def test_constants_of_a_query_are_in_the_lse() -> None:
 @pytest.mark.parametrize("grid", ["sequence", "window", "padded"])
 def test_many_splits_are_put_together(grid: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two at a time, of which some hold nothing that is seen."""
-    monkeypatch.setattr(split_k, "PROGRAMS", 64)
-    monkeypatch.setattr(split_k, "COMBINED", 2)
+    monkeypatch.setattr(launch, "PROGRAMS", 64)
+    monkeypatch.setattr(launch, "COMBINED", 2)
     given, where = inputs(GRIDS[grid]), GRIDS[grid]
     got = attend(*given, where, ENCODINGS["t5"], backend="triton", return_lse=True)
     expected = attend(*given, where, ENCODINGS["t5"], backend="reference", return_lse=True)

@@ -28,6 +28,8 @@ from posenc.attention.problem.record import (
 )
 from posenc.attention.problem.terms import Terms
 from posenc.errors import BackendRefusal
+from tests.attention.test_problem import leaves, whole
+from tests.support.watching import Watched
 from tests.testing.tolerances import distance, tolerance
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -256,6 +258,26 @@ def test_caps_of_any_size(cap: float) -> None:
     """Logits far above the cap, and far below it, where one less e^-2x would cancel."""
     grid = sequence(20, causal=True)
     check(Encoding(), grid, [(3 * x).detach().requires_grad_() for x in inputs(grid)], softcap=cap)
+
+
+def test_they_read_the_whole_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But what is said otherwise, by offsets and segments, and bands of the CPU kernels."""
+    monkeypatch.setattr(launch.Launch, "kind", ())
+    function = PairTerm("distance", tuple(torch.rand(n) for n in ((1, 9), (2,), (4, 3), (4, 3))))
+    record = whole()
+    function = replace(function, tensors=(*function.tensors, torch.rand(1, 5)))
+    terms = replace(record.terms, bucket=None)
+    rows = {name: torch.randn(1, 9, 6) for name in ("left_rows", "right_rows")}
+    terms = replace(terms, **rows, value_rows=torch.randn(1, 9, 4))
+    geometry = Geometry(0, -4, 4)
+    record = replace(record, pairs=function, terms=terms, geometry=geometry)
+    watched, unlaunched = Watched(record), {1: lambda *given, **named: None}
+    for for_keys in (False, True):
+        launched = launch.Launch(watched)  # type: ignore[arg-type]
+        launched.run(unlaunched, 1, launched.arguments(for_keys=for_keys))
+    others = {"terms.bucket", "splits"}
+    others |= {f"geometry.{name}" for name in ("period", "jump", "intervals", "bands")}
+    assert watched.read == {field.path for field in leaves(SCHEMA)} - others
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,11 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention import trial
 from posenc.attention.backends.triton import sums_launch
-from posenc.attention.backends.triton.kernels.sums_forward import (
-    carries_kernel,
-    sums_forward_kernel,
+from posenc.attention.backends.triton.kernels.sums import carries_kernel, sums_forward_kernel
+from posenc.attention.backends.triton.kernels.sums_gradients import (
+    sums_keys_kernel,
+    sums_queries_kernel,
 )
-from posenc.attention.backends.triton.kernels.sums_keys import sums_keys_kernel
-from posenc.attention.backends.triton.kernels.sums_queries import sums_queries_kernel
 from posenc.attention.dispatch import BACKENDS
 from posenc.attention.problem.record import (
     SCHEMA,

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.runtime.errors import InterpreterError
 
-from posenc.attention.backends.triton.kernels.logits import philox
+from posenc.attention.backends.triton.kernels.visibility import philox
 from posenc.attention.backends.triton.kernels.windows import (
     paired_biases,
     roll_x,
@@ -25,19 +25,19 @@ from posenc.attention.backends.triton.kernels.windows import (
 def rolled(tile_ptr, window_ptr, back_ptr, block: tl.constexpr, for_keys: tl.constexpr):
     at = tl.arange(0, block)[:, None] * block + tl.arange(0, block)[None, :]
     wide = tl.arange(0, block)[:, None] * 2 * block + tl.arange(0, 2 * block)[None, :]
-    window = roll_x(tl.load(tile_ptr + at), block, for_keys)
+    window = roll_x(tl.load(tile_ptr + at), for_keys)
     tl.store(window_ptr + wide, window)
     first, second = tl.split(tl.permute(tl.reshape(window, [block, 2, block]), (0, 2, 1)))
-    tl.store(back_ptr + at, unroll_x(first, second, block, for_keys))
+    tl.store(back_ptr + at, unroll_x(first, second, for_keys))
 
 
 @triton.jit
 def rolled_across(tile_ptr, window_ptr, back_ptr, block: tl.constexpr, for_keys: tl.constexpr):
     at = tl.arange(0, block)[:, None] * block + tl.arange(0, block)[None, :]
     high = tl.arange(0, 2 * block)[:, None] * block + tl.arange(0, block)[None, :]
-    window = roll_y(tl.load(tile_ptr + at), block, for_keys)
+    window = roll_y(tl.load(tile_ptr + at), for_keys)
     tl.store(window_ptr + high, window)
-    tl.store(back_ptr + at, unroll_y(window, block, for_keys))
+    tl.store(back_ptr + at, unroll_y(window, for_keys))
 
 
 @triton.jit

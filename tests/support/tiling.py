@@ -23,8 +23,8 @@ def tiles(queries: int, keys: int) -> Iterator[None]:
         (config,) = tuner.configs
         if "block_x" not in config.kwargs:
             return run(tuner, *given, **named)
-        tables = named["tables"]
-        square = any(each is not None for each in (tables.x, tables.y, tables.value))
+        tables = given[0].tables
+        square = any(each is not None for each in (tables.x_rows, tables.y_rows, tables.value_rows))
         sides = {"block_x": queries, "block_y": queries if square else keys}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tuner, "configs", [triton.Config(sides, num_warps=4, num_stages=1)])

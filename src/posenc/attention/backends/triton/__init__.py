@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor
 
-from posenc.attention.backends.common.base import (
-    Backend,
-    Compute,
-    Plan,
-    Refusal,
-    Result,
-    refuse_rare,
-)
+from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result, refuse_rare
 from posenc.attention.backends.triton.form import (
     KernelForm,
     SumsForm,
@@ -23,14 +16,13 @@ from posenc.attention.backends.triton.form import (
     refuse_device,
     refuse_machine,
     refuse_single_query,
-    sums_form,
+    single_query_record,
 )
 from posenc.attention.backends.triton.op import TRITON
-from posenc.attention.backends.triton.posing import record, single_query_record, sums_record
-from posenc.attention.problem.lowering import add_rows, given_encoding, map_term
+from posenc.attention.problem.lowering import add_rows
 from posenc.attention.problem.problem import Problem
 from posenc.attention.softmax import add_sinks
-from posenc.encoding import GateCounts, repeat_heads
+from posenc.encoding import DistanceFunction, GateCounts, StickWeights
 
 __all__ = ["Triton"]
 
@@ -39,7 +31,17 @@ FUSED_KEYS, FUSED_KEYS_BY_CAPABILITY = 1024, {9: 8192, 10: 8192}
 """Keys up to which kernels rotate queries and keys as they read them, by major capability."""
 
 
+SUMS = "kernels that carry sums from key to key"
+
 NOT_SINGLE = Refusal("there are many queries, gradients or dropout")
+
+DESCRIPTIONS: dict[type, tuple[str, str]] = {
+    type(None): ("kernels with the terms of every offset", ""),
+    DistanceFunction: ("kernels with a function of the distance", "distance"),
+    GateCounts: (SUMS, "counts"),
+    StickWeights: (SUMS, "sticks"),
+}
+"""How the kernels compute each kind of ``KernelForm.pairs``, and the name of their trial."""
 
 
 class Triton(Backend):
@@ -78,70 +80,45 @@ class Triton(Backend):
             return refusal
         if not self.fuse_rotations:
             problem = problem.rotated
-        compute: Compute
-        kernels = ""
         single = refuse_single_query(problem) if is_single_query(problem) else NOT_SINGLE
-        fused = None if single is None or problem.lowered is not None else problem.fused()
-        sums = sums_form(problem, fused)
-        if isinstance(sums, Refusal):
-            return sums
-        if sums is not None:
-            how = "kernels that carry sums from key to key (memory linear in the length)"
-            kernels = "counts" if isinstance(sums, GateCounts) else "sticks"
-            compute = partial(_attend_with_sums, problem, sums, tuned=self.tuned)
-        elif single is None:
+        if single is None:
             how = "a kernel for one query, the keys split"
-            compute = partial(_attend_single_query, problem)
-        elif single is not NOT_SINGLE:
+            return Plan(_with_rotation(how, problem), partial(_attend_single_query, problem), "")
+        fused = None if problem.lowered is not None else problem.fused()
+        if single is not NOT_SINGLE and not isinstance(fused, SumsForm):
             return single
-        else:
-            form = kernel_form(problem, fused)
-            if isinstance(form, Refusal):
-                return form
-            how = "kernels with the terms of every offset (memory linear in the length)"
-            if form.function is not None:
-                how = "kernels with a function of the distance (memory linear in the length)"
-                kernels = "distance"
-            compute = partial(_attend, problem, form, tuned=self.tuned)
-        if problem.rotation is not None and not _rotates_once(problem):
-            how += ", which rotate queries and keys as they read them"
-        elif problem.encoding.query_key is not None:
-            how += ", after queries and keys are transformed"
-        return Plan(how, compute, trial=kernels)
+        form = kernel_form(problem, fused)
+        if isinstance(form, Refusal):
+            return form
+        how, trial = DESCRIPTIONS[type(form.pairs)]
+        how += " (memory linear in the length)"
+        attend = partial(_attend, form, tuned=self.tuned)
+        return Plan(_with_rotation(how, problem), attend, trial)
 
 
-def _attend(problem: Problem, form: KernelForm, *, tuned: bool, lse: bool) -> Result:
+def _with_rotation(how: str, problem: Problem) -> str:
+    """The description of a plan, with what becomes of queries and keys before their product."""
+    if problem.rotation is not None and not _rotates_once(problem):
+        return f"{how}, which rotate queries and keys as they read them"
+    if problem.encoding.query_key is not None:
+        return f"{how}, after queries and keys are transformed"
+    return how
+
+
+def _attend(form: KernelForm, *, tuned: bool, lse: bool) -> Result:
     """Attention for a problem in the form that the kernels take."""
+    problem = form.problem
     if problem.rotation is not None and _rotates_once(problem):
-        problem = problem.rotated
-    output, row_lse = TRITON.attend(record(problem, form, tuned=tuned))
+        form = replace(form, problem=problem.rotated)
+    output, row_lse = TRITON.attend(form.record(tuned=tuned))
+    if form.carries_sums:
+        return add_sinks(Result(output, row_lse), problem.sinks, lse=lse)
     return Result(output, add_rows(row_lse, form.lowered) if lse else None)
 
 
 def _attend_single_query(problem: Problem, *, lse: bool) -> Result:
-    """Attention of one query a row: all terms become a bias and a value row a key."""
-    (batch, heads), grid, encoding = problem.q.shape[:2], problem.grid, problem.encoding
-    q, k = problem.q, problem.k
-    if problem.lowered is not None:
-        encoding = given_encoding(map_term(Tensor.float, term) for term in problem.lowered)
-    elif encoding.score is not None:
-        q, k = q.float(), repeat_heads(k, heads).float()
-    bias = None
-    if encoding.score is not None:
-        bias = encoding.score(q, k, grid, scale=problem.scale).squeeze(2).float()  # [b, H, K]
-    if not grid.dense:
-        hidden = ~grid.visible[:, :, 0]
-        blank = torch.zeros_like(hidden, dtype=torch.float32) if bias is None else bias
-        bias = blank.masked_fill(hidden, -torch.inf)
-    bias = None if bias is None else bias.expand(batch, heads, -1)
-    value = None if encoding.value is None else encoding.value.lower(grid)
-    result = Result(*TRITON.attend(single_query_record(problem, bias, value)))
-    return add_sinks(result, problem.sinks, lse=lse)
-
-
-def _attend_with_sums(problem: Problem, form: SumsForm, *, tuned: bool, lse: bool) -> Result:
-    """Attention for a problem whose score carries sums from key to key."""
-    result = Result(*TRITON.attend(sums_record(problem, form, tuned=tuned)))
+    """Attention of one query a row."""
+    result = Result(*TRITON.attend(single_query_record(problem)))
     return add_sinks(result, problem.sinks, lse=lse)
 
 

@@ -1,9 +1,10 @@
-"""Launches of the kernels: one in the forward pass, up to five in the backward. Imports Triton."""
+"""A problem as the arguments of the kernels, and the launch of the forward pass. Imports Triton."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -11,38 +12,72 @@ import triton
 from torch import Tensor
 from triton.language import constexpr
 
-from posenc.attention.backends.triton.form import FAR
-from posenc.attention.backends.triton.forms import (
-    Ends,
-    by_row,
-    curve,
-    low_and_high,
-    maybe,
-    numbers,
-    padded,
-    precision_of,
-    rotary,
-    table,
-    tokens,
+from posenc.attention.backends.triton.form import FAR, empty_as
+from posenc.attention.backends.triton.kernels.arguments import (
+    Band,
+    Curve,
+    Dropout,
+    KernelArguments,
+    Numbers,
+    OffsetTables,
+    RotaryArguments,
+    Side,
+    TableArguments,
+    TokenArguments,
 )
-from posenc.attention.backends.triton.kernels import arguments
-from posenc.attention.backends.triton.kernels.configs import FP_FUSION, SPANS, tuning_key
-from posenc.attention.backends.triton.kernels.forward import forward_kernel
-from posenc.attention.backends.triton.kernels.gradients import gradients_kernel
-from posenc.attention.backends.triton.kernels.products import delta_kernel, ends_kernel
-from posenc.attention.backends.triton.posing import RATES, SUMMARY_BLOCK, empty_as
+from posenc.attention.backends.triton.kernels.configs import (
+    FP_FUSION,
+    KEYS_PER_SPLIT,
+    PROGRAMS,
+    SPANS,
+    tuning_key,
+)
+from posenc.attention.backends.triton.kernels.forward import (
+    combine_kernel,
+    forward_kernel,
+    split_kernel,
+)
+from posenc.attention.backends.triton.kernels.gradients import delta_kernel, ends_kernel
+from posenc.attention.backends.triton.segments import SUMMARY_BLOCK
 from posenc.attention.problem.record import SCHEMA, KernelProblem, flatten, paths_of
 
 PRODUCTS_BLOCK = 64
 
+COMBINED = 16
+"""Splits that are read at once when they are put together."""
+
 DRAWN = 2**16
 """Steps of the probability of dropout."""
 
-END = constexpr(True)
+constant = lru_cache(1024, typed=True)(constexpr)
+"""A constant of the kernels, made once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """A number per token for the first entry of the tables, and one for the last: ``[B, H, L]``."""
+
+    first: Tensor
+    last: Tensor
+
+    @classmethod
+    def of(cls, batch: int, heads: int, length: int, *, like: Tensor) -> Ends:
+        """Uninitialised numbers, in float32."""
+        size = (2, batch, heads, length)
+        first, last = like.new_empty(size, dtype=torch.float32).unbind(0)
+        return cls(first, last)
+
+    def add_to_rows(self, rows: Tensor, vectors: Tensor) -> Tensor:
+        """Gradients of rows ``[h, N, F]`` with those at both ends added, of sums a token."""
+        wide = vectors.float()
+        for entry, sums in ((0, self.first), (rows.shape[1] - 1, self.last)):
+            added = (sums.unsqueeze(-2) @ wide).squeeze(-2).sum(0)
+            rows[:, entry] += added.sum(0, keepdim=True) if rows.shape[0] == 1 else added
+        return rows
 
 
 class Launch:
-    """A problem with the launches of its forward and backward kernels.
+    """A problem with the arguments of its kernels.
 
     Args:
         x: features of each token have to lie together, and tables to be contiguous.
@@ -62,7 +97,8 @@ class Launch:
         self.batch, self.heads, self.queries = x.q.shape[:3]
         self.keys = x.k.shape[2]
         terms, function = x.terms, x.pairs.tensors if x.pairs.kind == "distance" else ()
-        tables = [*terms.by_offset, *function[:1]]
+        rows = (terms.left_rows, terms.right_rows, terms.value_rows)
+        tables = [x for x in (terms.bias_by_offset, *rows, *function[:1]) if x is not None]
         self.entries = max((table.shape[1] for table in tables), default=1)
         self.first, self.last = (
             offset - terms.first for offset in (x.geometry.lowest, x.geometry.highest)
@@ -73,13 +109,12 @@ class Launch:
         self.has_first = bool(tables) and (beyond[0] or self.single)
         self.has_last = bool(tables) and beyond[1] and not self.single
         self.ended = self.has_first or self.has_last
-        rows = (terms.left_rows, terms.right_rows, terms.value_rows)
         self.span = SPANS[0] if any(x is not None for x in rows) else SPANS[1]
-        self.left = self._ends(terms.left, terms.left_rows)
-        self.right = self._ends(terms.right, terms.right_rows)
-        self.second = self._ends(gradient, terms.value_rows)
+        self.left = self._end_products(terms.left, terms.left_rows)
+        self.right = self._end_products(terms.right, terms.right_rows)
+        self.second = self._end_products(gradient, terms.value_rows)
         zero = min(max(0, -terms.first), self.entries - 1)
-        self.curve = curve(function, zero) if function else None
+        self.curve = _curve(function, zero) if function else None
         self.sinks = None if x.sinks is None else x.sinks.expand(x.q.shape[:3]).contiguous()
         self.delta = None
         if gradient is not None and output is not None:
@@ -92,207 +127,136 @@ class Launch:
         x = self.x
         output = empty_as(x.q, x.v.shape[-1])
         lse = x.q.new_empty(x.q.shape[:3], dtype=torch.float32)
-        forward_kernel[blocks(self.queries, self.batch * self.heads)](
-            **self.common(for_keys=False),
-            output=tokens(output),
-            lse=numbers(lse),
-            edged=self._edged(for_keys=False),
-            enable_fp_fusion=FP_FUSION,
-        )
+        programs = blocks(self.queries, self.batch * self.heads)
+        self.run(forward_kernel, programs, self.arguments(), tokens(output), numbers(lse))
         return output, lse
 
-    def tokens(self, *, for_keys: bool) -> tuple[dict[str, Tensor], Ends | None, Ends | None]:
-        """Gradients of queries and their terms; or of keys, values and keys' terms if ``for_keys``.
+    def run(
+        self,
+        kernel: Any,
+        programs: Any,
+        args: KernelArguments,
+        *into: Any,
+        kind: Sequence[object] | None = None,
+        **constants: int,
+    ) -> None:
+        """Launch a kernel.
 
-        By their paths, with the sums of the gradients of logits, and of weights, over the pairs at
-        both ends.
+        Args:
+            programs: their number, by the tile sizes that are chosen; into: where results go.
+            kind: what its tile sizes depend on; None: the problem's, and the side.
+            constants: of the launch.
         """
-        x, terms = self.x, self.x.terms
-        names = ("k", "right", "key_factor") if for_keys else ("q", "left", "query_factor")
-        main = x.k if for_keys else x.q
-        length = self.keys if for_keys else self.queries
-        into = empty_as(main, main.shape[-1])
-        second = empty_as(x.v, x.v.shape[-1]) if for_keys else None
-        term, factor = (
-            None if operand is None else empty_as(operand, operand.shape[-1])
-            for operand in (getattr(terms, name) for name in names[1:])
-        )
-        column = terms.column if for_keys else None
-        column = None if column is None else column.new_empty(column.shape)
-        rates = None
-        if self.curve is not None and not for_keys:
-            rates = x.q.new_empty(x.q.shape[:3], dtype=torch.float32)
-        sums = weights = None
-        if self.ended:
-            sums = Ends.of(self.batch, self.heads, length, like=x.q)
-            if terms.value_rows is not None and not for_keys:
-                weights = Ends.of(self.batch, self.heads, length, like=x.q)
-        forms = arguments.Gradients(
-            tokens(into),
-            maybe(tokens, second),
-            maybe(tokens, term),
-            maybe(tokens, factor),
-            maybe(numbers, column),
-            *low_and_high(sums, for_keys=for_keys),
-            *low_and_high(weights, for_keys=for_keys),
-            maybe(numbers, rates),
-        )
-        gradients_kernel[blocks(length, into.shape[0] * into.shape[1])](
-            **self.common(for_keys=for_keys),
-            into=forms,
-            for_keys=for_keys,
-            edged=self._edged(for_keys=for_keys),
-            span=self.span,
-            enable_fp_fusion=FP_FUSION,
-        )
-        if rates is not None:
-            rates = rates.sum(1).sum_to_size(x.pairs.tensors[-1].shape)
-        gradients = {
-            names[0]: into,
-            "v": second,
-            f"terms.{names[1]}": term,
-            f"terms.{names[2]}": factor,
-            "terms.column": column,
-            RATES: rates,
-        }
-        return {path: x for path, x in gradients.items() if x is not None}, sums, weights
+        kind = (*self.kind, args.for_keys.value) if kind is None else kind
+        key = tuning_key(*kind, tuned=self.x.tuned)
+        kernel[programs](args, *into, key=key, **constants, enable_fp_fusion=FP_FUSION)
 
-    def _ends(self, vectors: Tensor | None, rows: Tensor | None) -> Ends | None:
+    def _end_products(self, vectors: Tensor | None, rows: Tensor | None) -> Ends | None:
         """Products of vectors with the first and last row, where any pair may read them."""
         if not self.ended or vectors is None or rows is None:
             return None
         length = vectors.shape[2]
         ends = Ends.of(self.batch, self.heads, length, like=vectors)
         ends_kernel[(triton.cdiv(length, PRODUCTS_BLOCK) * self.batch * self.heads,)](
-            tokens(vectors),
-            table(rows),
-            numbers(ends.first),
-            numbers(ends.last),
-            rows.shape[1],
-            length,
-            self.heads,
-            PRODUCTS_BLOCK,
+            *(tokens(vectors), table(rows), numbers(ends.first), numbers(ends.last)),
+            *(rows.shape[1], length, self.heads, PRODUCTS_BLOCK),
             enable_fp_fusion=FP_FUSION,
         )
         return ends
 
-    def _sides(self, *, for_keys: bool) -> tuple[arguments.Side, arguments.Side]:
-        queries, keys = self._both_sides
-        if self.ended:
-            left, right, second = (
-                low_and_high(ends, for_keys=for_keys)
-                for ends in (self.left, self.right, self.second)
-            )
-            queries = queries._replace(
-                term_low=left[0], term_high=left[1], second_low=second[0], second_high=second[1]
-            )
-            keys = keys._replace(term_low=right[0], term_high=right[1])
-        return (keys, queries) if for_keys else (queries, keys)
-
     @cached_property
-    def _both_sides(self) -> tuple[arguments.Side, arguments.Side]:
-        """Queries and keys, without products with the rows at both ends."""
-        x, terms, segments, rotation = self.x, self.x.terms, self.x.segments, self.x.rotary
-        queries = arguments.Side(
+    def _sides(self) -> tuple[Side, Side]:
+        """Queries and keys; ``low`` is the first entry of the tables and ``high`` the last."""
+        x, terms, segments, rotary = self.x, self.x.terms, self.x.segments, self.x.rotary
+        queries = Side(
             tokens(x.q),
-            rotary(
-                rotation.query_cosine,
-                rotation.query_sine,
-                x.q.shape[-1],
-                adjacent=rotation.adjacent,
-            ),
+            _rotary(rotary.query_cosine, rotary.query_sine, x),
             maybe(tokens, self.gradient),
             maybe(tokens, terms.left),
-            *(None, None, None, None),
-            maybe(tokens, terms.query_factor),
-            None,
-            maybe(numbers, self.sinks),
-            maybe(numbers, self.lse),
-            maybe(numbers, self.delta),
-            *by_row(segments.query_ids),
-            *by_row(segments.query_order),
-            *by_row(segments.query_summary),
-            self.queries,
-            END,
+            *low_and_high(self.left),
+            *low_and_high(self.second),
+            factor=maybe(tokens, terms.query_factor),
+            sinks=maybe(numbers, self.sinks),
+            lse=maybe(numbers, self.lse),
+            delta=maybe(numbers, self.delta),
+            **_by_row("segment_ids", segments.query_ids),
+            **_by_row("order", segments.query_order),
+            **_by_row("summary", segments.query_summary),
+            length=self.queries,
         )
-        keys = arguments.Side(
+        keys = Side(
             tokens(x.k),
-            rotary(
-                rotation.key_cosine, rotation.key_sine, x.k.shape[-1], adjacent=rotation.adjacent
-            ),
+            _rotary(rotary.key_cosine, rotary.key_sine, x),
             tokens(x.v),
             maybe(tokens, terms.right),
-            *(None, None, None, None),
-            maybe(tokens, terms.key_factor),
-            maybe(numbers, terms.column),
-            *(None, None, None),
-            *by_row(segments.key_ids),
-            *by_row(segments.key_order),
-            *by_row(segments.key_summary),
-            self.keys,
-            END,
+            *low_and_high(self.right),
+            factor=maybe(tokens, terms.key_factor),
+            column=maybe(numbers, terms.column),
+            **_by_row("segment_ids", segments.key_ids),
+            **_by_row("order", segments.key_order),
+            **_by_row("summary", segments.key_summary),
+            length=self.keys,
         )
         return queries, keys
 
-    def band(self, *, for_keys: bool) -> arguments.Band:
+    def band(self, *, for_keys: bool) -> Band:
         """The band of visible pairs, with keys as x if ``for_keys``."""
         origin, last = self.x.geometry.shift - self.x.terms.first, self.entries - 1
         window = self.x.segments.window or None
         low = (FAR if self.single else 0) if self.has_first else -FAR
         high = last if self.has_last else FAR
         if for_keys:
-            return arguments.Band(-origin, -self.last, -self.first, -high, -low, window)
-        return arguments.Band(origin, self.first, self.last, low, high, window)
+            return Band(-origin, -self.last, -self.first, -high, -low, window)
+        return Band(origin, self.first, self.last, low, high, window)
 
-    def _edged(self, *, for_keys: bool) -> bool:
-        """True if the first token of the other side may be hidden from any token of this side."""
-        if self.x.segments.query_ids is not None:
-            return True
-        band = self.band(for_keys=for_keys)
-        return bool(band.first > band.origin - ((self.keys if for_keys else self.queries) - 1))
-
-    def common(self, *, for_keys: bool, sums: str = "") -> dict[str, Any]:
-        """Arguments of the large kernels; ``sums`` names the gradients summed by offset."""
-        x, terms = self.x, self.x.terms
-        x_side, y_side = self._sides(for_keys=for_keys)
-        band = self.band(for_keys=for_keys)
-        exact, of_factors = precision_of(x.q.dtype)
-        left, right = maybe(table, terms.left_rows), maybe(table, terms.right_rows)
-        bias = terms.bias_by_offset
-        tables = arguments.OffsetTables(
-            bias,
-            0 if bias is None else bias.stride(0),
-            *((right, left) if for_keys else (left, right)),
-            maybe(table, terms.value_rows),
-            self.curve,
-            x.softcap or None,
-            self.entries,
-            END,
-        )
-        dropout = None
+    def arguments(self, *, for_keys: bool = False) -> KernelArguments:
+        """Arguments of the kernels, with keys as x if ``for_keys``."""
+        x, terms, band = self.x, self.x.terms, self.band(for_keys=for_keys)
+        sides, rows = self._sides, [maybe(table, terms.left_rows), maybe(table, terms.right_rows)]
+        ends = [self.has_first, self.has_last]
+        if for_keys:
+            rows, ends = rows[::-1], ends[::-1]
+            sides = _turned(sides[1]), _turned(sides[0])
+        # The first token of the other side may be hidden from any token of this side.
+        last = band.origin - (sides[0].length - 1)
+        edged = x.segments.query_ids is not None or band.first > last
+        bias, dropout = terms.bias_by_offset, None
         if x.dropout:
             threshold = round(x.dropout * DRAWN)
-            factor = DRAWN / max(1, DRAWN - threshold)
-            dropout = arguments.Dropout(threshold * DRAWN, factor, x.seed)
-        return {
-            "x": x_side,
-            "y": y_side,
-            "tables": tables,
-            "band": band,
-            "sizes": arguments.Sizes(self.batch, self.heads, self.heads // x.k.shape[1]),
-            "dropout": dropout,
-            "scale": x.scale,
-            "key": tuning_key(*self._kind, sums, tuned=x.tuned),
-            "has_low": self.has_last if for_keys else self.has_first,
-            "has_high": self.has_first if for_keys else self.has_last,
-            "causal": x.segments.causal,
-            "summary_block": SUMMARY_BLOCK,
-            "precision": exact,
-            "factor_precision": of_factors,
-        }
+            dropout = Dropout(threshold * DRAWN, DRAWN / max(1, DRAWN - threshold), x.seed)
+        exact, of_factors = precision_of(x.q.dtype)
+        return KernelArguments(
+            x=sides[0],
+            y=sides[1],
+            tables=OffsetTables(
+                bias_by_offset=bias,
+                bias_head=0 if bias is None else bias.stride(0),
+                x_rows=rows[0],
+                y_rows=rows[1],
+                value_rows=maybe(table, terms.value_rows),
+                curve=self.curve,
+                softcap=x.softcap or None,
+                count=self.entries,
+            ),
+            band=band,
+            dropout=dropout,
+            batch=self.batch,
+            heads=self.heads,
+            group=self.heads // x.k.shape[1],
+            scale=x.scale,
+            for_keys=constant(for_keys),
+            edged=constant(edged),
+            has_low=constant(ends[0]),
+            has_high=constant(ends[1]),
+            causal=constant(x.segments.causal),
+            span=constant(self.span),
+            summary_block=constant(SUMMARY_BLOCK),
+            precision=constant(exact),
+            factor_precision=constant(of_factors),
+        )
 
     @cached_property
-    def _kind(self) -> tuple[object, ...]:
+    def kind(self) -> tuple[object, ...]:
         """Tuning key: the properties that the memory of tiles depends on, and rough sizes."""
         x, segments = self.x, self.x.segments
         flat = flatten(x, SCHEMA)
@@ -307,6 +271,51 @@ class Launch:
         return *kind, self.heads // x.k.shape[1], x.q.device
 
 
+def attend_single_query(x: KernelProblem) -> tuple[Tensor, Tensor]:
+    """Output and LSE; keys are dealt to as many programs as keep the device busy."""
+    q, bias, value_rows, cosine = x.q, x.terms.column, x.terms.value_rows, x.rotary.key_cosine
+    (batch, heads), (key_heads, keys), width = q.shape[:2], x.k.shape[1:3], x.v.shape[-1]
+    bucket = x.pairs.tensors[0] if x.pairs.tensors else None
+    # Query heads that read rows of their own cannot share a tile.
+    programs = key_heads if value_rows is None or len(value_rows) == 1 else heads
+    ratio = heads // programs
+    splits = max(1, min(PROGRAMS // (batch * programs), triton.cdiv(keys, KEYS_PER_SPLIT)))
+    partial = q.new_empty(batch, heads, splits, width, dtype=torch.float32)
+    partial_lse = q.new_empty(batch, heads, splits, dtype=torch.float32)
+    launch = Launch(x)
+    kind = [q.dtype, q.shape[-1], width, ratio, bias is None, value_rows is None, x.softcap > 0]
+    kind += [keys.bit_length(), batch.bit_length(), programs.bit_length(), q.device]
+    kind += [] if cosine is None else [cosine.shape[-1], x.rotary.adjacent]
+    launch.run(
+        *(split_kernel, (batch * programs * splits,), launch.arguments()),
+        *(None if bucket is None else numbers(bucket.unsqueeze(1)), partial, partial_lse, splits),
+        kind=kind,
+        ratio=ratio,
+        rows=padded(ratio),
+    )
+    output = x.v.new_empty(batch, heads, 1, width)
+    lse = q.new_empty(batch, heads, 1, dtype=torch.float32)
+    most = triton.next_power_of_2(splits)
+    combine_kernel[(batch * heads,)](
+        *(partial, partial_lse, output, lse, splits),
+        *(most, min(most, COMBINED), width, padded(width)),
+        enable_fp_fusion=FP_FUSION,
+    )
+    return output, lse
+
+
+def _turned(side: Side) -> Side:
+    """A side with the low entry for the high one."""
+    if side.term_low is None and side.second_low is None:
+        return side
+    return side._replace(
+        term_low=side.term_high,
+        term_high=side.term_low,
+        second_low=side.second_high,
+        second_high=side.second_low,
+    )
+
+
 def blocks(
     length: int, lanes: int, side: str = "block_x"
 ) -> Callable[[dict[str, Any]], tuple[int]]:
@@ -319,12 +328,106 @@ def _delta(a: Tensor, b: Tensor) -> Tensor:
     batch, heads, length = a.shape[:3]
     out = a.new_empty(batch, heads, length, dtype=torch.float32)
     delta_kernel[(triton.cdiv(length, PRODUCTS_BLOCK) * batch * heads,)](
-        tokens(a),
-        tokens(b),
-        numbers(out),
-        length,
-        heads,
-        PRODUCTS_BLOCK,
+        *(tokens(a), tokens(b), numbers(out), length, heads, PRODUCTS_BLOCK),
         enable_fp_fusion=FP_FUSION,
     )
     return out
+
+
+def tokens(x: Tensor) -> TokenArguments:
+    """A tensor ``[B, H, L, width]``; features have to lie together."""
+    width = x.shape[-1]
+    return TokenArguments(x, *x.stride()[:3], constant(width), constant(padded(width)))
+
+
+def numbers(x: Tensor) -> Numbers:
+    """A tensor ``[B, H, L]``; tokens have to lie together."""
+    return Numbers(x, x.stride(0), x.stride(1))
+
+
+def table(x: Tensor) -> TableArguments:
+    """A contiguous tensor ``[h, N, width]``."""
+    width = x.shape[-1]
+    head = 0 if x.shape[0] == 1 else x.stride(0)
+    return TableArguments(x, head, constant(width), constant(padded(width)))
+
+
+def _rotary(cosine: Tensor | None, sine: Tensor | None, x: KernelProblem) -> RotaryArguments | None:
+    """Factors ``[b, h, L, T]`` for the pairs of features of heads.
+
+    Kernels read sines T numbers after the cosines; the halves of one tensor are.
+    """
+    if cosine is None or sine is None:
+        return None
+    count = cosine.shape[-1]
+    behind = cosine.data_ptr() + count * cosine.element_size()
+    if sine.data_ptr() != behind or sine.stride() != cosine.stride():
+        cosine = torch.cat([cosine, sine], dim=-1)
+    sizes = zip(cosine.shape[:3], cosine.stride()[:3], strict=True)
+    half = (x.q.shape[-1] + 1) // 2
+    constants = (count, half, padded(half), x.rotary.adjacent)
+    return RotaryArguments(
+        cosine, *(0 if size == 1 else stride for size, stride in sizes), *map(constant, constants)
+    )
+
+
+def _curve(tensors: Sequence[Tensor], zero: int) -> Curve:
+    """A function of the distance: numbers by entry, knots, slopes, intercepts and rates.
+
+    ``zero``: the entry of offset 0, or the nearest to it.
+    """
+    values, knots, slope, intercept, rates = tensors
+    block = padded(len(knots))
+    knots = torch.nn.functional.pad(knots, (0, block - len(knots)), value=float("inf"))
+    padded_rates = torch.nn.functional.pad(
+        rates, (0, -rates.shape[1] % SUMMARY_BLOCK), mode="replicate"
+    )
+    summary_blocks = padded_rates.view(len(padded_rates), -1, SUMMARY_BLOCK)
+    extremes = torch.stack([summary_blocks.amin(-1), summary_blocks.amax(-1)], dim=1)
+    return Curve(
+        numbers=values,
+        **_by_row("rates", rates),
+        **_by_row("extremes", extremes),
+        summary_blocks=extremes.shape[2],
+        knots=knots,
+        slope=slope,
+        intercept=intercept,
+        zero=zero,
+        pieces=constant(slope.shape[1]),
+        block=constant(block),
+    )
+
+
+def maybe(form: Callable[[Tensor], Any], x: Tensor | None) -> Any:
+    return None if x is None else form(x)
+
+
+def low_and_high(ends: Ends | None, *, for_keys: bool = False) -> tuple[Any, Any]:
+    """Numbers for the low and for the high entry, which is the first if ``for_keys``."""
+    if ends is None:
+        return None, None
+    first, last = numbers(ends.first), numbers(ends.last)
+    return (last, first) if for_keys else (first, last)
+
+
+def _by_row(name: str, x: Tensor | None) -> dict[str, Any]:
+    """A tensor ``[b, …]`` with its stride from batch row to batch row, 0 where all agree."""
+    if x is None:
+        return {}
+    return {name: x, f"{name}_row": 0 if x.shape[0] == 1 else x.stride(0)}
+
+
+def padded(width: int) -> int:
+    """The power of two that kernels compute with: 16 or more, which products of matrices need."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def precision_of(dtype: torch.dtype) -> tuple[str, str]:
+    """Precision of products of this dtype, and of those of float32 factors beside them.
+
+    Three products in TF32 err about as little as one in float32, and take tensor cores.
+    """
+    if dtype != torch.float32:
+        return "ieee", "tf32x3"
+    chosen = "tf32" if torch.get_float32_matmul_precision() == "medium" else "tf32x3"
+    return chosen, chosen

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc.attention.backends.common.operator import Gradients, Operator
-from posenc.attention.backends.triton.posing import CURVE, KNOTS, empty_as, features_together
+from posenc.attention.backends.triton.form import CURVE, KNOTS, empty_as, features_together
 from posenc.attention.problem.record import SCHEMA, KernelProblem, flatten, paths_of, restore
 from posenc.attention.problem.terms import of_tokens
 
@@ -32,9 +32,9 @@ def compute_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
     record = _ready(record)
     with torch.cuda.device(record.q.get_device()):
         if record.pairs.kind == "single":
-            from posenc.attention.backends.triton.split_k import attend_split_k
+            from posenc.attention.backends.triton.launch import attend_single_query
 
-            return attend_split_k(record)
+            return attend_single_query(record)
         if record.pairs.kind in CARRIED:
             from posenc.attention.backends.triton.sums_launch import SumsLaunch
 
@@ -55,7 +55,7 @@ def compute_gradients(
             from posenc.attention.backends.triton.sums_launch import SumsLaunch
 
             return SumsLaunch(record).backward(gradient, *results[1:])
-        from posenc.attention.backends.triton.offsets_launch import gradients_by_path
+        from posenc.attention.backends.triton.gradients_launch import gradients_by_path
 
         return gradients_by_path(record, (gradient, *results[1:]), wanted)
 

@@ -1,8 +1,10 @@
-"""Arguments of the kernels, bundled. Absent ones are None.
+"""Arguments of the kernels, as records. Absent ones are None.
 
-Triton 3.6 forgets the constants of tuples within a tuple unless a constant of its own comes after
-them: ``end`` is there for that. Nor does it let a function return None within a tuple, so that
-each kernel reads its tile of x (``XTile``) itself.
+Each kernel takes ``KernelArguments`` and where its results go. Constants are in the records, too:
+Triton 3.6 forgets those of a tuple within a tuple unless a constant of its own comes after them
+(``end`` is there for that), and those of a tuple that is given a name, so that kernels spell
+``args.x.tokens`` out. It does not let a function return None within a tuple: what is absent of a
+``Tile`` is a dummy that nobody reads.
 
 Kernels have two sides. Each program computes ``block_x`` tokens of one, *x*, and loops over those
 of the other, *y*, in tiles of ``block_y``. If ``for_keys``, x are the keys and y the queries.
@@ -18,23 +20,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-__all__ = [
-    "Band",
-    "Carries",
-    "Curve",
-    "CurveGradients",
-    "Dropout",
-    "Gradients",
-    "Numbers",
-    "OffsetTables",
-    "RotaryArguments",
-    "Side",
-    "Sizes",
-    "SumGradients",
-    "TableArguments",
-    "TokenArguments",
-    "XTile",
-]
+from triton.language import constexpr
+
+END = constexpr(True)
 
 
 class TokenArguments(NamedTuple):
@@ -108,23 +96,23 @@ class Side(NamedTuple):
     rotary: Any
     second: Any
     term: Any
-    term_low: Any
-    term_high: Any
-    second_low: Any
-    second_high: Any
-    factor: Any
-    column: Any
-    sinks: Any
-    lse: Any
-    delta: Any
-    segment_ids: Any
-    segment_ids_row: Any
-    order: Any
-    order_row: Any
-    summary: Any
-    summary_row: Any
-    length: Any
-    end: Any
+    term_low: Any = None
+    term_high: Any = None
+    second_low: Any = None
+    second_high: Any = None
+    factor: Any = None
+    column: Any = None
+    sinks: Any = None
+    lse: Any = None
+    delta: Any = None
+    segment_ids: Any = None
+    segment_ids_row: Any = 0
+    order: Any = None
+    order_row: Any = 0
+    summary: Any = None
+    summary_row: Any = 0
+    length: Any = 0
+    end: Any = END
 
 
 class Curve(NamedTuple):
@@ -148,8 +136,6 @@ class Curve(NamedTuple):
     zero: Any
     pieces: Any
     block: Any
-    summary_block: Any
-    end: Any
 
 
 class OffsetTables(NamedTuple):
@@ -158,13 +144,13 @@ class OffsetTables(NamedTuple):
 
     bias_by_offset: Any
     bias_head: Any
-    x: Any
-    y: Any
-    value: Any
+    x_rows: Any
+    y_rows: Any
+    value_rows: Any
     curve: Any
     softcap: Any
     count: Any
-    end: Any
+    end: Any = END
 
 
 class Band(NamedTuple):
@@ -183,32 +169,92 @@ class Band(NamedTuple):
     window: Any
 
 
-class Sizes(NamedTuple):
-    """Batch rows, query heads, and how many of them share a key head."""
-
-    batch: Any
-    heads: Any
-    group: Any
-
-
 class Dropout(NamedTuple):
     """Dropout of weights: those whose drawn 32 bits are below ``threshold``, a multiple of 2^16
     (the lower half is another pair's), become 0; others are multiplied by ``factor``. ``seed`` is
-    a pointer until it is read."""
+    a pointer."""
 
     threshold: Any
     factor: Any
     seed: Any
 
 
-class XTile(NamedTuple):
-    """The tile of x that a program computes, from token ``start`` on.
+class CarriedSums(NamedTuple):
+    """Scores with sums over the keys of a row from each key on: sticks, or counts of gates.
 
-    ``b`` and ``h`` are its batch row and query head, ``lane`` a number for both; ``rate`` is that
-    of queries in a ``Curve``. Of tokens that are rotated, ``tokens`` are the first members of all
-    pairs and ``partners`` the second.
+    Args:
+        pairs: of counts, as of ``entries`` in sums.py, ``width`` of them a query.
+        limit: of the sums; all beyond count as it.
+        query_start: number of the first query, for dropout.
+        sticks: stick breaking; with ``rest_to_self``, what is left goes to a query's own key.
+        bits: of the fraction of a count.
+        terms: numbers of 16 bits that gradients are split into where they are summed up.
     """
 
+    pairs: Any
+    limit: Any
+    query_start: Any
+    sticks: Any
+    rest_to_self: Any
+    width: Any
+    bits: Any
+    terms: Any
+
+
+class KernelArguments(NamedTuple):
+    """Attention as the kernels take it.
+
+    Args:
+        x, y: ``Side``; tables: ``OffsetTables``; band: ``Band``; dropout: ``Dropout``.
+        batch, heads: batch rows and query heads; group: query heads that share a key head.
+        scale: factor of q·k.
+        for_keys: x are the keys.
+        edged: tiles with hidden pairs come first, too.
+        has_low, has_high: there may be tiles wholly at an end of the tables.
+        causal: by order.
+        span: side of the squares of pairs of which ``Gradients.low`` and ``high`` sum up those
+            that read one entry alone. Divided by all tiles.
+        summary_block: tokens that ``Side.summary`` takes together.
+        precision, factor_precision: of products, and of those of low-rank factors.
+        sums: ``CarriedSums``; None for scores that carry none.
+    """
+
+    x: Any
+    y: Any
+    tables: Any
+    band: Any
+    dropout: Any
+    batch: Any
+    heads: Any
+    group: Any
+    scale: Any
+    for_keys: Any
+    edged: Any
+    has_low: Any
+    has_high: Any
+    causal: Any
+    span: Any
+    summary_block: Any
+    precision: Any
+    factor_precision: Any
+    sums: Any = None
+    end: Any = END
+
+
+class Tile(NamedTuple):
+    """The tile of x that a program computes, from token ``start`` on, the tokens ``at``.
+
+    ``b`` and ``h`` are its batch row and query head, ``lane`` a number for both; ``seed`` is that
+    of dropout and ``rate`` that of queries in a ``Curve``. Of tokens that are rotated, ``tokens``
+    are the first members of all pairs and ``partners`` the second.
+    """
+
+    start: Any
+    at: Any
+    b: Any
+    h: Any
+    lane: Any
+    seed: Any
     tokens: Any
     partners: Any
     second: Any
@@ -218,10 +264,29 @@ class XTile(NamedTuple):
     rate: Any
     lse: Any
     delta: Any
+
+
+class OtherTile(NamedTuple):
+    """Tile ``number`` of y, as of ``Tile``, counted from 0; ``head`` is that of its tokens."""
+
+    number: Any
     start: Any
-    b: Any
-    h: Any
-    lane: Any
+    at: Any
+    head: Any
+    tokens: Any
+    partners: Any
+    factor: Any
+
+
+class TileRanges(NamedTuple):
+    """Bounds of the loops over tiles of y, as of ``tile_ranges``."""
+
+    begin: Any
+    clear: Any
+    low_end: Any
+    high_begin: Any
+    edge: Any
+    end: Any
 
 
 class Gradients(NamedTuple):
@@ -242,11 +307,32 @@ class Gradients(NamedTuple):
     rate: Any
 
 
-class CurveGradients(NamedTuple):
-    """Outputs of each program for the gradients of a ``Curve``, ``[programs, 2 * block]``."""
+class DiagonalSums(NamedTuple):
+    """Outputs of each program of ``offsets_kernel`` for the gradients of tables.
 
+    Args:
+        entries: ``[splits, heads, diagonals, 2 * block]``, of biases, or of the numbers of a curve.
+        rows: ``[splits, heads, diagonals, 2 * block, width]``; of the term of y, or, where
+            ``of_values``, of the values, whose tokens are the gradients of the outputs.
+        slope, intercept: of a curve, ``[splits, heads, diagonals, 2 * curve.block]`` each.
+        first: number of the first diagonal, counted in tiles of y less tiles of x.
+        low_steps, high_steps: squares of ``span`` by ``span`` pairs that are at most, and at least,
+            so many apart are summed up by ``gradients_kernel``, where ``has_low``, ``has_high``.
+        heads: H, or 1 to sum over the heads.
+    """
+
+    entries: Any
+    rows: Any
     slope: Any
     intercept: Any
+    first: Any
+    diagonals: Any
+    low_steps: Any
+    high_steps: Any
+    heads: Any
+    splits: Any
+    width: Any
+    of_values: Any
 
 
 class Carries(NamedTuple):
@@ -257,13 +343,3 @@ class Carries(NamedTuple):
     sums: Any
     d_sums: Any
     first_tiles: Any
-
-
-class SumGradients(NamedTuple):
-    """Outputs for the gradients of queries. Of contextual positions also ``ends [lane, query, n]``,
-    pairs: sums of the gradients of logits with counts of at least n, and of their fractions'
-    shares; and sums of those at the limit that are not in either, ``far [lane, query]``."""
-
-    tokens: Any
-    ends: Any
-    far: Any

@@ -9,41 +9,22 @@ from typing import Any
 
 import triton
 
-__all__ = [
-    "CARRY_KEYS",
-    "DECODE",
-    "DIAGONAL_BLOCKS",
-    "FORWARD",
-    "FP_FUSION",
-    "KEYS_PER_SPLIT",
-    "OFFSETS",
-    "PROGRAMS",
-    "SPANS",
-    "SUMS_FORWARD",
-    "SUMS_KEYS",
-    "SUMS_QUERIES",
-    "TOKENS",
-    "all_or_first",
-    "bytes_per_token",
-    "diagonal_block",
-    "fitting",
-    "fitting_sums",
-    "tuning_key",
-]
-
 FP_FUSION = True
 """A product and the sum that it goes into are rounded once; not all versions of Triton do so by
 default."""
 
 
-def _config(block_x: int, block_y: int, warps: int, stages: int) -> Any:
-    return triton.Config(
-        {"block_x": block_x, "block_y": block_y}, num_warps=warps, num_stages=stages
-    )
+def _tiles(*sizes: tuple[int, int, int, int]) -> list[Any]:
+    """Configurations of ``block_x``, ``block_y``, warps and stages."""
+    return [
+        triton.Config({"block_x": x, "block_y": y}, num_warps=warps, num_stages=stages)
+        for x, y, warps, stages in sizes
+    ]
 
 
-def _config_of_warps(warps: int, stages: int) -> Any:
-    return triton.Config({}, num_warps=warps, num_stages=stages)
+def _queries(*sizes: tuple[int, int]) -> list[Any]:
+    """Configurations of ``block_q`` and stages."""
+    return [triton.Config({"block_q": q}, num_warps=4, num_stages=stages) for q, stages in sizes]
 
 
 # CARRY_KEYS: keys of the tiles of the gradients, between which sums are carried.
@@ -55,8 +36,8 @@ if triton.knobs.runtime.interpret:
     PROGRAMS = 8
     DIAGONAL_BLOCKS: tuple[int, ...] = (16, 16)
     SPANS = (64, 64)
-    FORWARD = SUMS_FORWARD = TOKENS = [_config(16, 16, 4, 1)]
-    OFFSETS = [_config_of_warps(4, 1)]
+    FORWARD = SUMS_FORWARD = TOKENS = _tiles((16, 16, 4, 1))
+    OFFSETS = [triton.Config({}, num_warps=4, num_stages=1)]
     DECODE = [triton.Config({"block": 16})]
     CARRY_KEYS = 16
     SUMS_QUERIES = SUMS_KEYS = [triton.Config({"block_q": 16})]
@@ -65,49 +46,26 @@ else:
     PROGRAMS = 1024
     DIAGONAL_BLOCKS = (64, 32, 16)
     SPANS = (64, 128)
-    FORWARD = [
-        _config(128, 128, 8, 2),
-        _config(128, 64, 4, 3),
-        _config(128, 64, 8, 2),
-        _config(64, 64, 4, 2),
-        _config(64, 64, 8, 1),
-        _config(32, 32, 4, 1),
-        _config(16, 16, 4, 1),
+    FORWARD = _tiles(
+        *((128, 128, 8, 2), (128, 64, 4, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 64, 8, 1)),
+        *((32, 32, 4, 1), (16, 16, 4, 1)),
+    )
+    TOKENS = _tiles(
+        *((64, 64, 4, 2), (64, 64, 8, 1), (128, 64, 8, 1), (32, 32, 4, 1), (16, 16, 4, 1))
+    )
+    OFFSETS = [
+        triton.Config({}, num_warps=warps, num_stages=stages)
+        for warps, stages in ((4, 2), (8, 1), (8, 2))
     ]
-    TOKENS = [
-        _config(64, 64, 4, 2),
-        _config(64, 64, 8, 1),
-        _config(128, 64, 8, 1),
-        _config(32, 32, 4, 1),
-        _config(16, 16, 4, 1),
-    ]
-    OFFSETS = [_config_of_warps(4, 2), _config_of_warps(8, 1), _config_of_warps(8, 2)]
     CARRY_KEYS = 32
     # Two for narrow heads, two for those of middle width, two for wide ones.
-    SUMS_FORWARD = [
-        _config(64, 64, 4, 2),
-        _config(128, 64, 8, 2),
-        _config(64, 64, 4, 2),
-        _config(64, 64, 4, 1),
-        _config(32, 32, 4, 1),
-        _config(16, 16, 4, 1),
-    ]
-    SUMS_QUERIES = [
-        triton.Config({"block_q": 64}, num_warps=4, num_stages=1),
-        triton.Config({"block_q": 64}, num_warps=4, num_stages=2),
-        triton.Config({"block_q": 64}, num_warps=4, num_stages=1),
-        triton.Config({"block_q": 32}, num_warps=4, num_stages=1),
-        triton.Config({"block_q": 32}, num_warps=4, num_stages=1),
-        triton.Config({"block_q": 16}, num_warps=4, num_stages=1),
-    ]
-    SUMS_KEYS = [
-        triton.Config({"block_q": 64}, num_warps=4, num_stages=2),
-        triton.Config({"block_q": 64}, num_warps=4, num_stages=1),
-        triton.Config({"block_q": 64}, num_warps=4, num_stages=1),
-        triton.Config({"block_q": 32}, num_warps=4, num_stages=1),
-        triton.Config({"block_q": 32}, num_warps=4, num_stages=1),
-        triton.Config({"block_q": 16}, num_warps=4, num_stages=1),
-    ]
+    SUMS_FORWARD = _tiles(
+        *((64, 64, 4, 2), (128, 64, 8, 2)),
+        *((64, 64, 4, 2), (64, 64, 4, 1)),
+        *((32, 32, 4, 1), (16, 16, 4, 1)),
+    )
+    SUMS_QUERIES = _queries((64, 1), (64, 2), (64, 1), (32, 1), (32, 1), (16, 1))
+    SUMS_KEYS = _queries((64, 2), (64, 1), (64, 1), (32, 1), (32, 1), (16, 1))
     DECODE = [triton.Config({"block": block}, num_stages=3) for block in (32, 64, 128)]
     DECODE.append(triton.Config({"block": 16}, num_stages=1))  # fits wherever others do not
 
@@ -130,20 +88,19 @@ def fitting(configs: list[Any], call: dict[str, Any], **more: Any) -> list[Any]:
     Where something is unrolled along tiles, they are square, since a window of
     ``block_x + block_y`` entries has to be a power of two.
     """
-    arguments = {**call, **more}
-    tables, tokens, others = arguments["tables"], arguments["x"].tokens, arguments["y"].second
-    unrolled = sum(table is not None for table in (tables.x, tables.y, tables.value))
-    width = max(tokens.block.value, others.block.value)
-    needed = bytes_per_token(width, tokens.pointer.element_size(), unrolled)
+    named = {**call, **more}
+    tables = named["args"].tables
+    unrolled = sum(x is not None for x in (tables.x_rows, tables.y_rows, tables.value_rows))
+    needed = _bytes_per_token(named["args"], unrolled)
     # Gradients are held beside the tokens they are of.
-    largest = _largest(needed, 1536 if "into" in arguments else 2560)
+    largest = _largest(needed, 1536 if "into" in named else 2560)
     sides = [(config.kwargs["block_x"], config.kwargs["block_y"]) for config in configs]
     fitting_configs = [
         config
         for config, (x, y) in zip(configs, sides, strict=True)
         if len(configs) == 1 or ((x == y or not unrolled) and _smallest(needed) <= x <= largest)
     ]
-    return all_or_first(fitting_configs, arguments)
+    return all_or_first(fitting_configs, named)
 
 
 def all_or_first(configs: list[Any], call: dict[str, Any], **more: Any) -> list[Any]:
@@ -153,17 +110,20 @@ def all_or_first(configs: list[Any], call: dict[str, Any], **more: Any) -> list[
 
 def fitting_sums(configs: list[Any], call: dict[str, Any], **more: Any) -> list[Any]:
     """Configurations for heads of a width, few because each takes long to compile."""
-    arguments = {**call, **more}
-    x, y = arguments["x"], arguments["y"]
-    width = max(tokens.block.value for tokens in (x.tokens, y.tokens, y.second))
-    needed = bytes_per_token(width, x.tokens.pointer.element_size(), 0)
+    named = {**call, **more}
+    needed = _bytes_per_token(named["args"], 0)
     first = 2 * ((needed > 256) + (needed > 512))
-    return all_or_first(configs[first : first + 2] or configs, arguments)
+    return all_or_first(configs[first : first + 2] or configs, named)
 
 
 def bytes_per_token(width: int, itemsize: int, unrolled: int) -> int:
     """Rough size in bytes of a token of a tile, with so many unrolled tables."""
     return 2 * width * itemsize * (1 + 2 * unrolled)
+
+
+def _bytes_per_token(args: Any, unrolled: int) -> int:
+    width = max(args.x.tokens.block.value, args.y.second.block.value)
+    return bytes_per_token(width, args.x.tokens.pointer.element_size(), unrolled)
 
 
 def _smallest(needed: int) -> int:

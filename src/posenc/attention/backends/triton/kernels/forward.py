@@ -1,4 +1,9 @@
-"""Attention of one block of queries by online softmax: the output and its log-sum-exp (lse)."""
+"""Attention by online softmax, the output and its log-sum-exp (lse), of blocks of queries.
+
+Of one query a row, against many keys, by partial softmax of splits and then their combination
+(split-k): the query heads that share a key head are the rows of one tile, so that keys are read
+once.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +12,30 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.arguments import Dropout, XTile
-from posenc.attention.backends.triton.kernels.configs import FORWARD, fitting
-from posenc.attention.backends.triton.kernels.curves import rates_of
+from posenc.attention.backends.triton.kernels.configs import DECODE, FORWARD, fitting
 from posenc.attention.backends.triton.kernels.logits import (
-    HIGH,
     LOW,
     NEAR,
-    carried_before,
-    far_numbers,
+    capped,
+    query_tile,
     softmax_step,
     tile_logits,
-    undropped,
+    walk,
 )
 from posenc.attention.backends.triton.kernels.memory import (
     LOG2E,
-    clip,
     load_numbers,
+    load_rotated,
     load_row,
+    load_rows,
+    load_side,
     load_tokens,
+    load_vectors,
     product,
-    start_of,
+    store_numbers,
     store_tokens,
 )
-from posenc.attention.backends.triton.kernels.rotary import load_side
-from posenc.attention.backends.triton.kernels.visibility import visible_tile_ranges
+from posenc.attention.backends.triton.kernels.visibility import undropped, visible_tile_ranges
 from posenc.attention.backends.triton.kernels.windows import rows_of_x, window_start
 
 
@@ -50,174 +54,177 @@ class _SoftmaxState(NamedTuple):
 
 
 @triton.jit
-def _walk(
-    state,
-    begin,
-    end,
-    x_tile,
-    far,
-    x,
-    y,
-    tables,
-    band,
-    sizes,
-    dropout,
-    scale,
-    kind: tl.constexpr,
-    masked: tl.constexpr,
-    causal: tl.constexpr,
-    precision: tl.constexpr,
-    factor_precision: tl.constexpr,
-    block_x: tl.constexpr,
-    block_y: tl.constexpr,
+def _attend_tile(
+    args, state, tile, other, far, carried, ranges, kind: tl.constexpr, masked: tl.constexpr
 ):
-    """Tiles ``begin`` to ``end``, all of one kind: NEAR ones compute terms by pair, LOW and HIGH
-    ones read one entry, and ``far [x]`` is added."""
-    output, row_sum, row_max = state.output, state.row_sum, state.row_max  # [x, E], [x], [x]
-    low, high = state.low, state.high
-    g = x_tile.h // sizes.group
-    carried = tl.zeros([1, 1], tl.float32)
-    if kind == NEAR:
-        carried = carried_before(
-            x_tile, tables, band, begin * block_y, False, precision, False, block_x
-        )
-    for tile in range(begin, end):
-        y0 = tile * block_y
-        y_at = y0 + tl.arange(0, block_y)
-        k, partners = load_side(y, x_tile.b, g, y_at)
-        factor = None
-        if y.factor is not None:
-            factor = load_tokens(y.factor, x_tile.b, x_tile.h, y_at, y.length)
-        logits, carried = tile_logits(
-            x_tile, far, k, partners, factor, carried, x, y, tables, band, scale, y0, kind, masked,
-            causal, False, False, precision, factor_precision, block_x, block_y,
-        )
-        if kind != NEAR and tables.softcap is None:
-            logits += (far * LOG2E)[:, None]
-        weights, rescale, row_max, row_sum = softmax_step(logits, row_max, row_sum)
-        if dropout is not None:
-            keep = undropped(dropout, x_tile.lane, x_tile.start, y0, block_x, block_y, False)
-            weights = tl.where(keep, weights, 0.0)
-        v = load_tokens(y.second, x_tile.b, g, y_at, y.length)  # [y, E]
-        output = output * rescale[:, None] + product(weights.to(v.dtype), v, precision)
-        if tables.value is not None:
-            low *= rescale
-            high *= rescale
-            if kind == NEAR:
-                start = window_start(x_tile.start, y0, band.origin, block_x, False)
-                output += rows_of_x(
-                    weights, tables.value, x_tile.h, start, tables.count, precision, block_x, False
-                )
-            elif kind == LOW:
-                low += tl.sum(weights, 1)
-            else:
-                high += tl.sum(weights, 1)
-    return _SoftmaxState(output, row_sum, row_max, low, high)
+    """The sums with those of a tile of keys."""
+    low = state.low
+    high = state.high
+    logits, carried = tile_logits(args, tile, other, far, carried, kind, masked, False)
+    if kind != NEAR and args.tables.softcap is None:
+        logits += (far.bias * LOG2E)[:, None]
+    weights, rescale, row_max, row_sum = softmax_step(logits, state.row_max, state.row_sum)
+    if args.dropout is not None:
+        keep = undropped(args, tile, other.start, other.at.shape[0])
+        weights = tl.where(keep, weights, 0.0)
+    v = load_tokens(args.y.second, tile.b, other.head, other.at, args.y.length)  # [y, E]
+    output = state.output * rescale[:, None] + product(weights.to(v.dtype), v, args.precision)
+    if args.tables.value_rows is not None:
+        low *= rescale
+        high *= rescale
+        if kind == NEAR:
+            start = window_start(args, tile.start, other.start, tile.at.shape[0])
+            output += rows_of_x(args, weights, args.tables.value_rows, tile.h, start)
+        elif kind == LOW:
+            low += tl.sum(weights, 1)
+        else:
+            high += tl.sum(weights, 1)
+    return _SoftmaxState(output, row_sum, row_max, low, high), carried
 
 
 @triton.autotune(configs=FORWARD, key=["key"], prune_configs_by={"early_config_prune": fitting})
 @triton.jit(do_not_specialize=["key"])
-def forward_kernel(
-    x,
-    y,
-    tables,
-    band,
-    sizes,
-    dropout,
-    output,
-    lse,
-    scale,
-    key,
-    edged: tl.constexpr,
-    has_low: tl.constexpr,
-    has_high: tl.constexpr,
-    causal: tl.constexpr,
-    summary_block: tl.constexpr,
-    precision: tl.constexpr,
-    factor_precision: tl.constexpr,
-    block_x: tl.constexpr,
-    block_y: tl.constexpr,
-):
-    """One block of queries of one head.
-
-    Args:
-        edged: tiles with hidden pairs come first, too.
-        has_low, has_high: there may be tiles wholly at an end of the tables.
-    """
-    if dropout is not None:
-        dropout = Dropout(dropout.threshold, dropout.factor, tl.load(dropout.seed))
-    blocks = tl.cdiv(x.length, block_x)
-    # Later queries see more where keys are hidden ahead: they go first.
-    x0 = (blocks - 1 - tl.program_id(0) % blocks) * block_x
-    lane = tl.program_id(0) // blocks
-    b = (lane // sizes.heads).to(tl.int64)
-    h = lane % sizes.heads
-    at = x0 + tl.arange(0, block_x)
-    tokens, partners = load_side(x, b, h, at)
-    term = None
-    if x.term is not None:
-        term = load_tokens(x.term, b, h, at, x.length)
-    factor = None
-    if x.factor is not None:
-        factor = load_tokens(x.factor, b, h, at, x.length)
-    rate = None
-    if tables.curve is not None:
-        rate = rates_of(tables.curve, b, at, x.length)
-    x_tile = XTile(tokens, partners, None, term, factor, None, rate, None, None, x0, b, h, lane)
-    begin, clear, near, far, edge, end = visible_tile_ranges(
-        x, y, band, b, x0, causal, False, summary_block, block_x, block_y, block_x, block_y
-    )
-    near = clip(near, clear, edge)
-    far = clip(far, near, edge)
+def forward_kernel(args, output, lse, key, block_x: tl.constexpr, block_y: tl.constexpr):
+    """One block of queries of one head."""
+    tile = query_tile(args, block_x)
+    b, h = tile.b, tile.h
+    ranges = visible_tile_ranges(args, b, tile.start, block_x, block_y)
     zeros = tl.zeros([block_x], tl.float32)
-    state = _SoftmaxState(
-        tl.zeros([block_x, y.second.block], tl.float32), zeros, zeros - float("inf"),
-        zeros, zeros,
-    )
-    if edged:
-        state = _walk(
-            state, begin, clear, x_tile, None, x, y, tables, band, sizes, dropout, scale,
-            NEAR, True, causal, precision, factor_precision, block_x, block_y,
-        )
-    if has_low:
-        far_bias = far_numbers(x.term_low, tables, x_tile, at, x.length, False, block_x)
-        state = _walk(
-            state, clear, near, x_tile, far_bias, x, y, tables, band, sizes, dropout, scale,
-            LOW, False, causal, precision, factor_precision, block_x, block_y,
-        )
-    state = _walk(
-        state, near, far, x_tile, None, x, y, tables, band, sizes, dropout, scale,
-        NEAR, False, causal, precision, factor_precision, block_x, block_y,
-    )
-    if has_high:
-        far_bias = far_numbers(x.term_high, tables, x_tile, at, x.length, True, block_x)
-        state = _walk(
-            state, far, edge, x_tile, far_bias, x, y, tables, band, sizes, dropout, scale,
-            HIGH, False, causal, precision, factor_precision, block_x, block_y,
-        )
-    state = _walk(
-        state, edge, end, x_tile, None, x, y, tables, band, sizes, dropout, scale,
-        NEAR, True, causal, precision, factor_precision, block_x, block_y,
-    )
+    result = tl.zeros([block_x, args.y.second.block], tl.float32)
+    state = _SoftmaxState(result, zeros, zeros - float("inf"), zeros, zeros)
+    state = walk(_attend_tile, args, state, tile, h // args.group, ranges, False, block_y)
     result = state.output
-    if tables.value is not None:
-        if has_low:
-            result += state.low[:, None] * load_row(tables.value, h, 0)[None, :]
-        if has_high:
-            result += state.high[:, None] * load_row(tables.value, h, tables.count - 1)[None, :]
+    if args.tables.value_rows is not None:
+        if args.has_low:
+            result += state.low[:, None] * load_row(args.tables.value_rows, h, 0)[None, :]
+        if args.has_high:
+            row = load_row(args.tables.value_rows, h, args.tables.count - 1)
+            result += state.high[:, None] * row[None, :]
     row_sum = state.row_sum
     row_max = state.row_max
-    if x.sinks is not None:  # one more key, without a value
-        sinks = load_numbers(start_of(x.sinks, b, h), at, x.length, float("-inf")) * LOG2E
+    if args.x.sinks is not None:  # one more key, without a value
+        sinks = load_numbers(args.x.sinks, b, h, tile.at, args.x.length, float("-inf")) * LOG2E
         row_max = tl.maximum(row_max, sinks)
         finite_max = tl.where(row_max == float("-inf"), 0.0, row_max)
         rescale = tl.exp2(state.row_max - finite_max)
         row_sum = row_sum * rescale + tl.exp2(sinks - finite_max)
         result *= rescale[:, None]
     row_sum = tl.where(row_sum > 0, row_sum, 1.0)
-    if dropout is not None:
-        result *= dropout.factor
+    if args.dropout is not None:
+        result *= args.dropout.factor
     result /= row_sum[:, None]
-    store_tokens(output, b, h, result, at, x.length)
+    store_tokens(output, b, h, result, tile.at, args.x.length)
     row_lse = (row_max + tl.log2(row_sum)) / LOG2E
-    tl.store(start_of(lse, b, h) + at, row_lse, mask=at < x.length)
+    store_numbers(lse, b, h, row_lse, tile.at, args.x.length)
+
+
+@triton.autotune(configs=DECODE, key=["key"])
+@triton.jit(do_not_specialize=["key"])
+def split_kernel(
+    args, bucket, partial_ptr, partial_lse_ptr, splits, key, ratio: tl.constexpr,
+    rows: tl.constexpr, block: tl.constexpr,
+):
+    """Attention of ``ratio`` query heads over one split of the keys.
+
+    Args:
+        args: columns are by query head, -inf where hidden; ``value_rows`` are by bucket.
+        bucket: ``[B, 1, K]``, the row of values that each key adds.
+        partial_ptr: ``[B, H, splits, E]``; partial_lse_ptr: ``[B, H, splits]``.
+        ratio: query heads of a program, which share a key head; rows: it rounded up to what a
+            product of matrices needs.
+    """
+    groups = args.heads // ratio
+    split = tl.program_id(0) % splits
+    lane = tl.program_id(0) // splits
+    b = (lane // groups).to(tl.int64)
+    group = lane % groups
+    g = group // (args.group // ratio)
+    h = group * ratio + tl.arange(0, rows)
+    inside = h < (group + 1) * ratio
+    # [rows, D]: the one query of each head, read as if heads were tokens.
+    row = args.x.tokens.pointer + b * args.x.tokens.row
+    if args.x.rotary is None:
+        queries = load_vectors(
+            row, args.x.tokens.head, h, inside, args.x.tokens.width, args.x.tokens.block
+        )
+        partners = queries
+    else:
+        queries, partners = load_rotated(
+            row, args.x.tokens.head, args.x.tokens.width, args.x.rotary,
+            args.x.rotary.pointer + b * args.x.rotary.row, args.x.rotary.head, h, inside,
+        )
+    keys_per_split = tl.cdiv(tl.cdiv(args.y.length, splits), block) * block
+    first = split * keys_per_split
+    last = tl.minimum(first + keys_per_split, args.y.length)
+    output = tl.zeros([rows, args.y.second.block], tl.float32)
+    row_sum = tl.zeros([rows], tl.float32)
+    row_max = row_sum - float("inf")  # [rows]
+    for start in range(first, last, block):
+        at = start + tl.arange(0, block)
+        tokens, others = load_side(args.y, b, g, at)
+        logits = product(queries, tl.trans(tokens), args.precision)
+        if args.y.rotary is not None:
+            logits += product(partners, tl.trans(others), args.precision)
+        logits *= args.scale
+        valid = (at < args.y.length)[None, :]
+        if args.y.column is not None:
+            bias = args.y.column.pointer + b * args.y.column.row + at[None, :]
+            bias += h.to(tl.int64)[:, None] * args.y.column.head
+            added = tl.load(bias, mask=inside[:, None] & valid, other=0.0)
+            logits += added
+        if args.tables.softcap is not None:
+            logits = capped(logits, args.tables.softcap)
+            if args.y.column is not None:
+                logits = tl.where(added == float("-inf"), float("-inf"), logits)
+        logits = tl.where(valid, logits * LOG2E, float("-inf"))
+        weights, rescale, row_max, row_sum = softmax_step(logits, row_max, row_sum)
+        values = load_tokens(args.y.second, b, g, at, args.y.length)  # [block, E]
+        products = product(weights.to(values.dtype), values, args.precision)
+        output = output * rescale[:, None] + products
+        if args.tables.value_rows is not None:
+            entry = tl.load(bucket.pointer + b * bucket.row + at, mask=at < args.y.length, other=0)
+            more = load_rows(args.tables.value_rows, group, entry, at < args.y.length)
+            output += product(weights.to(more.dtype), more, args.precision)
+    row_sum = tl.where(row_sum > 0, row_sum, 1.0)
+    output /= row_sum[:, None]
+    partial_at = (b * args.heads + h) * splits + split
+    feature = tl.arange(0, args.y.second.block)
+    partial = partial_ptr + partial_at[:, None] * args.y.second.width + feature[None, :]
+    tl.store(partial, output, mask=inside[:, None] & (feature < args.y.second.width)[None, :])
+    tl.store(partial_lse_ptr + partial_at, row_max + tl.log2(row_sum), mask=inside)
+
+
+@triton.jit
+def combine_kernel(
+    partial_ptr, partial_lse_ptr, out_ptr, lse_ptr, splits, most: tl.constexpr, rows: tl.constexpr,
+    width: tl.constexpr, block: tl.constexpr,
+):
+    """The splits of one head ``[splits, width]``, weighted by their LSE (to the base of 2);
+    stores their LSE, too. ``most`` is ``splits`` rounded up to a power of two, ``rows`` how many
+    are read at once."""
+    lane = tl.program_id(0).to(tl.int64)
+    feature = tl.arange(0, block)
+    inside = feature < width
+    split = tl.arange(0, most)
+    all_lse = tl.load(
+        partial_lse_ptr + lane * splits + split, mask=split < splits, other=float("-inf")
+    )
+    row_max = tl.max(all_lse, 0)
+    row_max = tl.where(row_max == float("-inf"), 0.0, row_max)
+    row_sum = tl.sum(tl.exp2(all_lse - row_max), 0)
+    output = tl.zeros([rows, block], tl.float32)
+    for start in range(0, splits, rows):
+        split = start + tl.arange(0, rows)
+        partial_at = lane * splits + split
+        split_lse = tl.load(partial_lse_ptr + partial_at, mask=split < splits, other=float("-inf"))
+        mask = (split < splits)[:, None] & inside[None, :]
+        partial = tl.load(
+            partial_ptr + partial_at[:, None] * width + feature[None, :], mask, other=0.0
+        )
+        output += partial * tl.exp2(split_lse - row_max)[:, None]
+    valid = row_sum > 0
+    row_sum = tl.where(valid, row_sum, 1.0)
+    lse = tl.where(valid, row_max + tl.log2(row_sum), float("-inf"))
+    tl.store(lse_ptr + lane, lse / LOG2E)
+    result = tl.sum(output, 0) / row_sum
+    tl.store(out_ptr + lane * width + feature, result.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,4 +1,4 @@
-"""Logits of one tile.
+"""Logits and their gradients ``ds`` of one tile, and the walk over all tiles of y.
 
 Pairs read entry ``n = clip(t, 0, count - 1)`` of everything that depends on the offset, with t as
 in ``Band``; entry ``clip(-t, …)`` where ``for_keys``. A tile wholly at or beyond the first or last
@@ -7,25 +7,31 @@ entry reads just that one, and one number a token is all that is added.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from posenc.attention.backends.triton.kernels.curves import rates_of, with_curve
+from posenc.attention.backends.triton.kernels.arguments import OtherTile, Tile
 from posenc.attention.backends.triton.kernels.memory import (
     LOG2E,
+    by_query,
+    clip,
     load_numbers,
+    load_side,
     load_tokens,
     product,
-    start_of,
 )
-from posenc.attention.backends.triton.kernels.visibility import visible
+from posenc.attention.backends.triton.kernels.visibility import undropped, visible
 from posenc.attention.backends.triton.kernels.windows import (
     half_of_x,
+    rates_of,
     unroll_x,
     window_of_biases,
     window_of_x,
     window_of_y,
     window_start,
+    with_curve,
 )
 
 # Kinds of tiles: pairs read several entries; the first alone; the last alone.
@@ -35,49 +41,113 @@ HIGH = tl.constexpr(2)
 
 
 @triton.jit
-def far_numbers(numbers, tables, x_tile, at, length, last: tl.constexpr, block: tl.constexpr):
-    """Bias ``[x]`` of tokens of x in LOW tiles, or in HIGH ones if ``last``."""
-    bias = tl.zeros([block], tl.float32)
-    if numbers is not None:
-        bias += load_numbers(start_of(numbers, x_tile.b, x_tile.h), at, length, 0.0)
-    if tables.bias_by_offset is not None:
-        biases = tables.bias_by_offset + x_tile.h.to(tl.int64) * tables.bias_head
-        bias += tl.load(biases + (tables.count - 1 if last else 0))
-    return bias
+def load_tile(args, tokens, partners, second, b, h, start, block: tl.constexpr):
+    """The tile of x from token ``start`` on: tokens of its head, and what query head h has more."""
+    at = start + tl.arange(0, block)
+    rated: tl.constexpr = args.tables.curve is not None and not args.for_keys
+    return Tile(
+        start=start,
+        at=at,
+        b=b,
+        h=h,
+        lane=(b * args.heads + h).to(tl.int32),
+        seed=tl.load(args.dropout.seed) if args.dropout is not None else 0,
+        tokens=tokens,
+        partners=partners,
+        second=second,
+        term=_tokens(args.x.term, b, h, at, args.x.length),
+        factor=_tokens(args.x.factor, b, h, at, args.x.length),
+        column=_numbers(args.x.column, b, h, at, args.x.length, 0.0),
+        rate=rates_of(args.tables.curve, b, at, args.x.length) if rated else 0.0,
+        lse=_numbers(args.x.lse, b, h, at, args.x.length, float("-inf")),
+        delta=_numbers(args.x.delta, b, h, at, args.x.length, 0.0),
+    )
 
 
 @triton.jit
-def carried_before(
-    x_tile,
-    tables,
-    band,
-    y0,
-    unscaled: tl.constexpr,
-    precision: tl.constexpr,
-    for_keys: tl.constexpr,
-    block: tl.constexpr,
-):
+def query_tile(args, block: tl.constexpr):
+    """The tile of queries that a program computes; x are the queries.
+
+    Later queries see more where keys are hidden ahead: they go first.
+    """
+    blocks = tl.cdiv(args.x.length, block)
+    start = (blocks - 1 - tl.program_id(0) % blocks) * block
+    lane = tl.program_id(0) // blocks
+    b = (lane // args.heads).to(tl.int64)
+    h = lane % args.heads
+    at = start + tl.arange(0, block)
+    tokens, partners = load_side(args.x, b, h, at)
+    second = _tokens(args.x.second, b, h, at, args.x.length)
+    return load_tile(args, tokens, partners, second, b, h, start, block)
+
+
+@triton.jit
+def _tokens(tokens, b, h, at, length):
+    return load_tokens(tokens, b, h, at, length) if tokens is not None else 0.0
+
+
+@triton.jit
+def _numbers(numbers, b, h, at, length, other):
+    return load_numbers(numbers, b, h, at, length, other) if numbers is not None else 0.0
+
+
+@triton.jit
+def load_other(args, tile, head, number, block: tl.constexpr):
+    """Tile ``number`` of y, of a head of its tokens, without their ``second``."""
+    at = number * block + tl.arange(0, block)
+    tokens, partners = load_side(args.y, tile.b, head, at)
+    factor = _tokens(args.y.factor, tile.b, tile.h, at, args.y.length)
+    return OtherTile(number, number * block, at, head, tokens, partners, factor)
+
+
+class FarNumbers(NamedTuple):
+    """Numbers ``[x]`` of tokens of x where a tile reads one entry: ``bias`` of the logits, and
+    ``second``, of queries, of the gradients of weights; a dummy where there is no such thing."""
+
+    bias: Any
+    second: Any
+
+
+@triton.jit
+def _far_numbers(args, tile, kind: tl.constexpr):
+    bias = tl.zeros([tile.at.shape[0]], tl.float32)
+    second = tl.zeros([1], tl.float32)
+    if kind != NEAR:
+        term = args.x.term_low if kind == LOW else args.x.term_high
+        if term is not None:
+            bias += load_numbers(term, tile.b, tile.h, tile.at, args.x.length, 0.0)
+        if args.tables.bias_by_offset is not None:
+            last: tl.constexpr = (kind == HIGH) != args.for_keys
+            biases = args.tables.bias_by_offset + tile.h.to(tl.int64) * args.tables.bias_head
+            bias += tl.load(biases + (args.tables.count - 1 if last else 0))
+        values = args.x.second_low if kind == LOW else args.x.second_high
+        if values is not None:
+            second = load_numbers(values, tile.b, tile.h, tile.at, args.x.length, 0.0)
+    return FarNumbers(bias, second)
+
+
+@triton.jit
+def carried_before(args, tile, y0, unscaled: tl.constexpr):
     """``carried`` of ``tile_logits`` for a tile at ``y0`` that has none before it: ``[x, half]``.
 
     Gradients with two tables have no registers to carry it in: products are computed twice.
     """
     carried = tl.zeros([1, 1], tl.float32)
-    if tables.x is not None and not (unscaled and tables.y is not None):
-        start = window_start(x_tile.start, y0, band.origin, block, for_keys)
-        if for_keys:
+    if args.tables.x_rows is not None and not (unscaled and args.tables.y_rows is not None):
+        block: tl.constexpr = tile.at.shape[0]
+        start = window_start(args, tile.start, y0, block)
+        if args.for_keys:
             start += block
-        carried = half_of_x(x_tile.term, tables.x, x_tile.h, start, tables.count, precision, block)
+        carried = half_of_x(args, tile.term, args.tables.x_rows, tile.h, start)
     return carried
 
 
 @triton.jit
-def _product(
-    x_tile, y_tokens, y_partners, rotated: tl.constexpr, precision: tl.constexpr, start=None
-):
+def _product(args, tile, other, start=None):
     """Products ``[x, y]`` of queries and keys, added to ``start``."""
-    products = product(x_tile.tokens, tl.trans(y_tokens), precision, start)
-    if rotated:
-        products = product(x_tile.partners, tl.trans(y_partners), precision, products)
+    products = product(tile.tokens, tl.trans(other.tokens), args.precision, start)
+    if args.x.rotary is not None:
+        products = product(tile.partners, tl.trans(other.partners), args.precision, products)
     return products
 
 
@@ -114,183 +184,191 @@ def _added(logits, term):
 
 @triton.jit
 def tile_logits(
-    x_tile,
-    far,
-    y_tokens,
-    y_partners,
-    y_factor,
-    carried,
-    x,
-    y,
-    tables,
-    band,
-    scale,
-    y0,
-    kind: tl.constexpr,
-    masked: tl.constexpr,
-    causal: tl.constexpr,
-    for_keys: tl.constexpr,
+    args, tile, other, far, carried, kind: tl.constexpr, masked: tl.constexpr,
     unscaled: tl.constexpr,
-    precision: tl.constexpr,
-    factor_precision: tl.constexpr,
-    block_x: tl.constexpr,
-    block_y: tl.constexpr,
 ):
     """Logits ``[x, y]`` of one tile, -inf where hidden, without what each token of x adds.
 
-    That is ``far_numbers`` and its column, but under a cap, which takes whole logits. They are to
+    That is ``far.bias`` and its column, but under a cap, which takes whole logits. They are to
     the base of 2, or divided by the scale if ``unscaled``: the sums of products then start with all
     else, one addition less a pair. The forward pass, which needs their maximum, would gain less by
     it than it has to move.
 
     Args:
-        x_tile: the tile of x; far: its numbers where the tile reads one entry.
-        y_tokens, y_partners, y_factor: of the tile.
+        far: ``FarNumbers`` where the tile reads one entry.
         carried: products of x with the half of the window that it shares with the tile before.
 
     Returns those with the half that it shares with the next tile, too.
     """
-    queries: tl.constexpr = block_y if for_keys else block_x
-    y_at = y0 + tl.arange(0, block_y)
+    block_x: tl.constexpr = tile.at.shape[0]
+    block_y: tl.constexpr = other.at.shape[0]
+    start = window_start(args, tile.start, other.start, block_y if args.for_keys else block_x)
     logits = None  # [x, y]
     unit = LOG2E
     if unscaled:
-        unit = 1 / scale
+        unit = 1 / args.scale
     else:
-        logits = _product(x_tile, y_tokens, y_partners, x.rotary is not None, precision)
-        logits *= scale * LOG2E
-    if x.factor is not None:
-        products = product(x_tile.factor, tl.trans(y_factor), factor_precision)
+        logits = _product(args, tile, other)
+        logits *= args.scale * LOG2E
+    if args.x.factor is not None:
+        products = product(tile.factor, tl.trans(other.factor), args.factor_precision)
         logits = _added(logits, products * unit)
     if kind == NEAR:
-        start = window_start(x_tile.start, y0, band.origin, queries, for_keys)
-        if tables.bias_by_offset is not None:
-            biases = tables.bias_by_offset + x_tile.h.to(tl.int64) * tables.bias_head
+        if args.tables.bias_by_offset is not None:
+            biases = args.tables.bias_by_offset + tile.h.to(tl.int64) * args.tables.bias_head
             # Keys' gradients have as many copies either way, and no registers left.
-            twice: tl.constexpr = unscaled and not for_keys
-            biases = window_of_biases(
-                biases, unit, start, tables.count, block_x, block_y, for_keys, twice
-            )
+            twice: tl.constexpr = unscaled and not args.for_keys
+            biases = window_of_biases(args, biases, unit, start, block_x, block_y, twice)
             logits = _added(logits, biases)
-        if tables.x is not None:
+        if args.tables.x_rows is not None:
             tl.static_assert(block_x == block_y)
-            if unscaled and tables.y is not None:
-                products = window_of_x(
-                    x_tile.term, tables.x, x_tile.h, start, tables.count, precision, block_x,
-                    for_keys
-                )
+            if unscaled and args.tables.y_rows is not None:
+                products = window_of_x(args, tile.term, args.tables.x_rows, tile.h, start)
             else:
-                fresh = half_of_x(
-                    x_tile.term,
-                    tables.x,
-                    x_tile.h,
-                    start if for_keys else start + block_x,
-                    tables.count,
-                    precision,
-                    block_x,
-                )
-                if for_keys:
-                    products = unroll_x(fresh, carried, block_x, for_keys)
+                half = start if args.for_keys else start + block_x
+                fresh = half_of_x(args, tile.term, args.tables.x_rows, tile.h, half)
+                if args.for_keys:
+                    products = unroll_x(fresh, carried, args.for_keys)
                 else:
-                    products = unroll_x(carried, fresh, block_x, for_keys)
+                    products = unroll_x(carried, fresh, args.for_keys)
                 carried = fresh  # the windows of neighbouring tiles overlap by half
             logits = _added(logits, products * unit)
-        if tables.y is not None:
+        if args.tables.y_rows is not None:
             tl.static_assert(block_x == block_y)
-            y_term = load_tokens(y.term, x_tile.b, x_tile.h, y_at, y.length)
-            products = window_of_y(
-                y_term, tables.y, x_tile.h, start, tables.count, precision, block_x, for_keys
-            )
+            y_term = load_tokens(args.y.term, tile.b, tile.h, other.at, args.y.length)
+            products = window_of_y(args, y_term, args.tables.y_rows, tile.h, start)
             logits = _added(logits, products * unit)
-    elif tables.y is not None:
-        numbers = y.term_low if kind == LOW else y.term_high
-        numbers = load_numbers(start_of(numbers, x_tile.b, x_tile.h), y_at, y.length, 0.0)
+    elif args.tables.y_rows is not None:
+        numbers = args.y.term_low if kind == LOW else args.y.term_high
+        numbers = load_numbers(numbers, tile.b, tile.h, other.at, args.y.length, 0.0)
         logits = _added(logits, tl.broadcast_to((numbers * unit)[None, :], [block_x, block_y]))
-    if y.column is not None:
-        column = load_numbers(start_of(y.column, x_tile.b, x_tile.h), y_at, y.length, 0.0)
+    if args.y.column is not None:
+        column = load_numbers(args.y.column, tile.b, tile.h, other.at, args.y.length, 0.0)
         logits = _added(logits, tl.broadcast_to((column * unit)[None, :], [block_x, block_y]))
     if unscaled:
-        logits = _product(x_tile, y_tokens, y_partners, x.rotary is not None, precision, logits)
-    if tables.curve is not None:
-        rate = x_tile.rate
-        if for_keys:
-            rate = rates_of(tables.curve, x_tile.b, y_at, y.length)
-        start = window_start(x_tile.start, y0, band.origin, queries, for_keys)
-        logits = with_curve(
-            logits, tables.curve, rate, x_tile.b, x_tile.h, unit, y0 if for_keys else x_tile.start,
-            start, tables.count, block_x, block_y, for_keys,
-        )
-    if tables.softcap is not None:
+        logits = _product(args, tile, other, logits)
+    if args.tables.curve is not None:
+        logits = with_curve(args, logits, tile, other, unit, start)
+    if args.tables.softcap is not None:
         if kind != NEAR:
-            logits += (far * unit)[:, None]
-        if x.column is not None:
-            logits += (x_tile.column * unit)[:, None]
-        logits = capped(logits, tables.softcap * unit)
+            logits += (far.bias * unit)[:, None]
+        if args.x.column is not None:
+            logits += (tile.column * unit)[:, None]
+        logits = capped(logits, args.tables.softcap * unit)
     if masked:
-        x_at = x_tile.start + tl.arange(0, block_x)
-        t = y_at[None, :] - x_at[:, None] + band.origin  # [x, y]
-        shown = visible(t, x, y, band, x_tile.b, x_at, y_at, causal, for_keys)
-        logits = tl.where(shown, logits, float("-inf"))
+        logits = tl.where(visible(args, tile.b, tile.at, other.at), logits, float("-inf"))
     return logits, carried
 
 
 @triton.jit
-def philox(seed, first, second, third):
-    """Four random words of 32 bits for each counter ``(first, second, third, 0)``.
-
-    Philox-4x32 of Salmon et al. (2011), in the seven rounds that are the fewest to pass all of
-    their tests. Triton's own computes both halves of a product apart.
-    """
-    key_low = (seed & 0xFFFFFFFF).to(tl.uint32)
-    key_high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    a = first.to(tl.uint32)
-    b = second.to(tl.uint32)
-    c = third.to(tl.uint32)
-    d = tl.zeros_like(a)
-    for _ in tl.static_range(7):
-        left = a.to(tl.uint64) * 0xD2511F53
-        right = c.to(tl.uint64) * 0xCD9E8D57
-        a = (right >> 32).to(tl.uint32) ^ b ^ key_low
-        b = right.to(tl.uint32)
-        c = (left >> 32).to(tl.uint32) ^ d ^ key_high
-        d = left.to(tl.uint32)
-        key_low = tl.add(key_low, 0x9E3779B9, sanitize_overflow=False)
-        key_high = tl.add(key_high, 0xBB67AE85, sanitize_overflow=False)
-    return a, b, c, d
+def weight_shift(lse):
+    """What logits to the base of 2 are less than the logarithms of weights; +inf for an lse of
+    -inf, of rows without visible keys, makes their weights 0."""
+    return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
 
 
 @triton.jit
-def undropped(
-    dropout, lane, x0, y0, block_x: tl.constexpr, block_y: tl.constexpr, for_keys: tl.constexpr
+def tile_ds(
+    args, tile, other, y_second, far, carried, kind: tl.constexpr, masked: tl.constexpr
 ):
-    """Mask ``[x, y]`` of the pairs that dropout keeps: the same for a pair in whatever tile it is.
+    """Weights ``p = exp(s - lse)`` after dropout and ``ds = p (dp - delta)`` of a tile ``[x, y]``.
 
-    One draw of 128 bits serves eight pairs, of the queries i and i + 8 and the keys j, j + 1,
-    j + 8 and j + 9: those that a thread holds of the logits.
+    Args:
+        y_second: of the tile; far, carried: as of ``tile_logits``, and returned likewise.
     """
-    keys: tl.constexpr = block_x if for_keys else block_y
-    queries: tl.constexpr = block_y if for_keys else block_x
-    key_start = x0 if for_keys else y0
-    query_start = y0 if for_keys else x0
-    query = tl.arange(0, queries // 2)
-    query = query_start + query // 8 * 16 + query % 8
-    key = tl.arange(0, keys // 4)
-    key = key_start + key // 4 * 16 + key % 4 * 2
-    if for_keys:
-        zero = tl.zeros([keys // 4, queries // 2], tl.int32)
-        query = query[None, :] + zero
-        key = key[:, None] + zero
+    logits, carried = tile_logits(args, tile, other, far, carried, kind, masked, True)
+    if args.for_keys:
+        lse = load_numbers(args.y.lse, tile.b, tile.h, other.at, args.y.length, float("-inf"))
+        delta = load_numbers(args.y.delta, tile.b, tile.h, other.at, args.y.length, 0.0)
     else:
-        zero = tl.zeros([queries // 2, keys // 4], tl.int32)
-        query = query[:, None] + zero
-        key = key[None, :] + zero
-    a, b, c, d = philox(dropout.seed, key, query, lane + zero)
-    words = tl.join(tl.join(a, b), tl.join(c, d))  # keys one apart, then queries eight apart
-    bits = tl.join(words << 16, words)  # keys eight apart: the upper 16 bits of each
-    if for_keys:
-        bits = tl.reshape(bits, [keys // 16, 4, queries // 16, 8, 2, 2, 2])
-        bits = tl.permute(bits, (0, 6, 1, 4, 2, 5, 3))
+        lse, delta = tile.lse, tile.delta
+    shift = by_query(weight_shift(lse), args.for_keys)
+    delta = by_query(delta, args.for_keys)
+    # What is added to all logits of a row is taken off its lse, a number a row instead of a tile.
+    if args.tables.softcap is None:
+        if kind != NEAR:
+            shift = shift - (far.bias * LOG2E)[:, None]
+        if args.x.column is not None:
+            shift = shift - (tile.column * LOG2E)[:, None]
+    weights = tl.exp2(logits * (args.scale * LOG2E) - shift)  # [x, y]
+    if args.tables.value_rows is not None and kind == NEAR:
+        start = window_start(args, tile.start, other.start, tile.at.shape[0])
+        if args.for_keys:
+            dp = window_of_y(args, y_second, args.tables.value_rows, tile.h, start)
+        else:
+            dp = window_of_x(args, tile.second, args.tables.value_rows, tile.h, start)
+        dp = product(tile.second, tl.trans(y_second), args.precision, dp)  # [x, y]
     else:
-        bits = tl.reshape(bits, [queries // 16, 8, keys // 16, 4, 2, 2, 2])
-        bits = tl.permute(bits, (0, 5, 1, 2, 6, 3, 4))
-    return tl.reshape(bits, [block_x, block_y]) >= dropout.threshold.to(tl.uint32)
+        dp = product(tile.second, tl.trans(y_second), args.precision)
+        if args.tables.value_rows is not None:
+            if args.for_keys:
+                numbers = args.y.second_low if kind == LOW else args.y.second_high
+                numbers = load_numbers(numbers, tile.b, tile.h, other.at, args.y.length, 0.0)
+                dp += numbers[None, :]
+            else:
+                dp += far.second[:, None]
+    dropped = weights
+    if args.dropout is not None:
+        keep = undropped(args, tile, other.start, other.at.shape[0])
+        dp = tl.where(keep, dp * args.dropout.factor, 0.0)
+        dropped = tl.where(keep, weights * args.dropout.factor, 0.0)
+    ds = weights * (dp - delta)
+    if args.tables.softcap is not None:
+        tangent = tl.maximum(logits * (args.scale / args.tables.softcap), -1.0)  # -inf where hidden
+        ds *= 1 - tangent * tangent
+    return dropped, ds, carried
+
+
+@triton.jit
+def _walk_kind(
+    step: tl.constexpr, args, state, tile, y_head, begin, end, ranges, kind: tl.constexpr,
+    masked: tl.constexpr, unscaled: tl.constexpr, block: tl.constexpr,
+):
+    """Tiles ``begin`` to ``end``, all of one kind: NEAR ones compute terms by pair, LOW and HIGH
+    ones read one entry."""
+    far = _far_numbers(args, tile, kind)
+    carried = tl.zeros([1, 1], tl.float32)
+    if kind == NEAR:
+        carried = carried_before(args, tile, begin * block, unscaled)
+    for number in range(begin, end):
+        other = load_other(args, tile, y_head, number, block)
+        state, carried = step(args, state, tile, other, far, carried, ranges, kind, masked)
+    return state
+
+
+@triton.jit
+def walk(
+    step: tl.constexpr, args, state, tile, y_head, ranges, unscaled: tl.constexpr,
+    block: tl.constexpr,
+):
+    """The state after all tiles of y, changed by ``step`` at each.
+
+    Args:
+        step: a function of ``args``, the state, the tiles of x and y, ``FarNumbers``, what
+            ``tile_logits`` carries, the ranges, the kind of the tile and whether it is masked. It
+            returns the state and what is carried.
+        ranges: ``TileRanges``; unscaled: as of ``tile_logits``; block: tokens of a tile of y.
+    """
+    near = clip(ranges.low_end, ranges.clear, ranges.edge)
+    far = clip(ranges.high_begin, near, ranges.edge)
+    if args.edged:
+        state = _walk_kind(
+            step, args, state, tile, y_head, ranges.begin, ranges.clear, ranges, NEAR, True,
+            unscaled, block,
+        )
+    if args.has_low:
+        state = _walk_kind(
+            step, args, state, tile, y_head, ranges.clear, near, ranges, LOW, False, unscaled,
+            block,
+        )
+    state = _walk_kind(
+        step, args, state, tile, y_head, near, far, ranges, NEAR, False, unscaled, block
+    )
+    if args.has_high:
+        state = _walk_kind(
+            step, args, state, tile, y_head, far, ranges.edge, ranges, HIGH, False, unscaled, block
+        )
+    return _walk_kind(
+        step, args, state, tile, y_head, ranges.edge, ranges.end, ranges, NEAR, True, unscaled,
+        block,
+    )
