@@ -46,9 +46,10 @@ def gradients_by_path(
     gradients, query_sums, weights = token_gradients(launch, for_keys=False)
     of_keys, key_sums, _ = token_gradients(launch, for_keys=True)
     gradients |= of_keys
-    if launch.sinks is not None and launch.delta is not None and launch.lse is not None:
-        shares = (launch.sinks - launch.lse).exp().masked_fill(launch.lse.isneginf(), 0.0)
-        gradients["sinks"] = -(shares * launch.delta).sum_to_size(record.sinks.shape)
+    sinks, delta, lse = launch.sinks, launch.delta, launch.lse
+    if record.sinks is not None and sinks is not None and delta is not None and lse is not None:
+        shares = (sinks - lse).exp().masked_fill(lse.isneginf(), 0.0)
+        gradients["sinks"] = -(shares * delta).sum_to_size(record.sinks.shape)
     bias, bias_wanted = "terms.bias_by_offset", "terms.bias_by_offset" in wanted
     sources = (
         ("left_rows", terms.left, query_sums),
@@ -94,7 +95,8 @@ def token_gradients(
         paths = ["k", "v", "terms.right", "terms.key_factor", "terms.column"]
         operands = [x.k, x.v, terms.right, terms.key_factor, terms.column]
     of_tokens = [None if x is None else empty_as(x, x.shape[-1]) for x in operands[:4]]
-    column = None if operands[4] is None else operands[4].new_empty(operands[4].shape)
+    last = operands[4]
+    column = None if last is None else last.new_empty(last.shape)
     rates = sums = weights = None
     if launch.curve is not None and not for_keys:
         rates = x.q.new_empty(queries, dtype=torch.float32)
@@ -103,14 +105,11 @@ def token_gradients(
         sums = Ends.of(launch.batch, launch.heads, length, like=x.q)
         if terms.value_rows is not None and not for_keys:
             weights = Ends.of(launch.batch, launch.heads, length, like=x.q)
-    into = Gradients(
-        *(maybe(tokens, x) for x in of_tokens),
-        maybe(numbers, column),
-        *low_and_high(sums, for_keys=for_keys),
-        *low_and_high(weights, for_keys=for_keys),
-        maybe(numbers, rates),
-    )
-    programs = blocks(length, launch.batch * operands[0].shape[1])
+    first, second, term, factor = (maybe(tokens, x) for x in of_tokens)
+    ends = *low_and_high(sums, for_keys=for_keys), *low_and_high(weights, for_keys=for_keys)
+    single = maybe(numbers, column), *ends, maybe(numbers, rates)
+    into = Gradients(first, second, term, factor, *single)
+    programs = blocks(length, launch.batch * (x.k if for_keys else x.q).shape[1])
     launch.run(gradients_kernel, programs, launch.arguments(for_keys=for_keys), into)
     gradients = dict(zip(paths, (*of_tokens, column), strict=True))
     if rates is not None:

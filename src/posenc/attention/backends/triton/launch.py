@@ -168,13 +168,17 @@ class Launch:
     def _sides(self) -> tuple[Side, Side]:
         """Queries and keys; ``low`` is the first entry of the tables and ``high`` the last."""
         x, terms, segments, rotary = self.x, self.x.terms, self.x.segments, self.x.rotary
+        low, high = low_and_high(self.left)
+        value_low, value_high = low_and_high(self.second)
         queries = Side(
             tokens(x.q),
             _rotary(rotary.query_cosine, rotary.query_sine, x),
             maybe(tokens, self.gradient),
             maybe(tokens, terms.left),
-            *low_and_high(self.left),
-            *low_and_high(self.second),
+            term_low=low,
+            term_high=high,
+            second_low=value_low,
+            second_high=value_high,
             factor=maybe(tokens, terms.query_factor),
             sinks=maybe(numbers, self.sinks),
             lse=maybe(numbers, self.lse),
@@ -184,12 +188,14 @@ class Launch:
             **_by_row("summary", segments.query_summary),
             length=self.queries,
         )
+        low, high = low_and_high(self.right)
         keys = Side(
             tokens(x.k),
             _rotary(rotary.key_cosine, rotary.key_sine, x),
             tokens(x.v),
             maybe(tokens, terms.right),
-            *low_and_high(self.right),
+            term_low=low,
+            term_high=high,
             factor=maybe(tokens, terms.key_factor),
             column=maybe(numbers, terms.column),
             **_by_row("segment_ids", segments.key_ids),
@@ -337,7 +343,8 @@ def _delta(a: Tensor, b: Tensor) -> Tensor:
 def tokens(x: Tensor) -> TokenArguments:
     """A tensor ``[B, H, L, width]``; features have to lie together."""
     width = x.shape[-1]
-    return TokenArguments(x, *x.stride()[:3], constant(width), constant(padded(width)))
+    row, head, step, _ = x.stride()
+    return TokenArguments(x, row, head, step, constant(width), constant(padded(width)))
 
 
 def numbers(x: Tensor) -> Numbers:

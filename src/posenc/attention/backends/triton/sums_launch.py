@@ -162,11 +162,9 @@ class SumsLaunch:
 
     def _keys(self, launch: Launch, carries: Carries, of_keys: tuple[Tensor, Tensor]) -> None:
         count = triton.cdiv(of_keys[0].shape[2], CARRY_KEYS)
-        launch.run(
-            *(sums_keys_kernel, (count * of_keys[0].shape[0] * of_keys[0].shape[1],)),
-            *(self.arguments(launch, for_keys=True), *map(tokens, of_keys), carries),
-            block_k=CARRY_KEYS,
-        )
+        programs = (count * of_keys[0].shape[0] * of_keys[0].shape[1],)
+        args, (dk, dv) = self.arguments(launch, for_keys=True), map(tokens, of_keys)
+        launch.run(sums_keys_kernel, programs, args, dk, dv, carries, block_k=CARRY_KEYS)
 
 
 def _query_block(x: KernelProblem, queries: slice) -> KernelProblem:
