@@ -159,6 +159,16 @@ def test_heads_of_no_whole_vectors_end_before_the_next_key(width: int, name: str
     check(given, grid, name, [given[0], *holes])
 
 
+@pytest.mark.parametrize("name", ["nope", "alibi", "shaw", "shaw keys"])
+def test_rows_of_a_batch_are_behind_pasts_of_other_lengths(name: str) -> None:
+    """The same keys are near the query of one row and far from that of another."""
+    order = torch.tensor([[600], [530], [4]])
+    query = Layout(order.unsqueeze(-1).float(), order)
+    grid = Grid(query, Layout.padded([600, 530, 4]), causal=True)
+    given = [torch.cat([x, x[:1]]) for x in tensors(1, 600, 2)]
+    check(given, grid, name, given)
+
+
 def test_values_of_another_width_and_operands_as_models_have_them() -> None:
     """Features of all heads side by side, and keys in a longer cache."""
     layout = Layout.sequence(70)
