@@ -57,7 +57,7 @@ def test_index_and_bias_equal_transformers(sides: tuple[int, int]) -> None:
     with torch.no_grad():
         swin.table.copy_(theirs.relative_position_bias_table.T)
     grid = Grid.of(Layout.image(*sides))
-    index = swin.window.index(grid.offset)[0]
+    index = swin.offsets.index(grid.offset)[0]
     assert index.flatten().tolist() == theirs.relative_position_index.tolist()
     expected = theirs()
     torch.testing.assert_close(bias(swin, grid), expected, rtol=0, atol=0)
