@@ -11,7 +11,8 @@ from torch import Tensor
 import posenc
 from posenc import Grid, Layout
 from posenc.attention.backends.native import rotation as compiled
-from posenc.encoding import Pairing, Rotation
+from posenc.encoding import Encoding, Pairing, QueryKeyTransform, Rotation
+from posenc.encodings.common.rotation import cos_sin
 from tests.attention.comparing import built, compare, draw
 
 pytestmark = built
@@ -104,6 +105,35 @@ def test_kernels_rotate_as_they_read(
     for module in ("", ".posing"):
         monkeypatch.setattr(f"posenc.attention.backends.native{module}.rotate", None)
     compare(draw(70, 70), grid, encoding, tolerance=1e-4)
+
+
+class ByHead(QueryKeyTransform):
+    """Every head of queries and of keys has frequencies of its own."""
+
+    axes = (1,)
+
+    def __init__(self, *heads: int) -> None:
+        super().__init__()
+        self.heads_of_sides = heads
+
+    def forward(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        return self.lower(q, k, grid).apply(q, k)
+
+    def lower(self, q: Tensor, k: Tensor, grid: Grid) -> Rotation:
+        sides = zip((grid.query, grid.key), self.heads_of_sides, strict=True)
+        angles = [
+            0.1 * torch.arange(1, heads + 1).view(1, -1, 1, 1) * side.positions.unsqueeze(1)
+            for side, heads in sides
+        ]
+        query, key = (cos_sin(x.expand(-1, -1, -1, q.shape[3] // 2)) for x in angles)
+        return Rotation(query, key, "half")
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_heads_of_keys_have_rotations_of_their_own(groups: int) -> None:
+    grid = Grid.of(Layout.sequence(70), causal=True)
+    inputs = [torch.randn(2, n, 70, 24, requires_grad=True) for n in (4, groups, groups)]
+    compare(inputs, grid, Encoding(query_key=ByHead(4, groups)), tolerance=1e-4)
 
 
 def test_keys_beside_few_queries_are_rotated_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,255 @@
+"""Kernels beyond one tile of keys or queries: slots, parts of sums, carries, masks of dropout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import Encoding, Grid, Layout, attend
+from posenc.attention.backends.native import splitting
+from posenc.attention.problem.lowering import GivenTerms, GivenValues
+from posenc.encoding import BucketedTerms, LowRank, TokenTableProduct
+from tests.attention.comparing import built, results
+
+pytestmark = built
+
+WIDTH = 5
+
+
+def draw(*size: int) -> Tensor:
+    return (0.5 * torch.randn(*size)).requires_grad_()
+
+
+def terms(
+    batch: int, count: int, grid: Grid, clip: int, width: int, *, values: bool
+) -> tuple[Encoding, list[Tensor]]:
+    """Every structured term with rows for offsets up to ``clip``, and its tensors."""
+    queries, keys = grid.query.length, grid.key.length
+
+    def bucket(offset: Tensor) -> Tensor:
+        return offset[..., 0].long().clamp(-clip, clip) + clip
+
+    tensors = [
+        draw(count, 2 * clip + 1),
+        draw(batch, count, queries, width),
+        draw(1, 2 * clip + 1, width),
+        draw(batch, count, keys, width),
+        draw(count, 2 * clip + 1, width),
+        draw(1, count, keys),
+        draw(batch, count, queries, 2),
+        draw(1, count, keys, 2),
+    ]
+    table, queried, query_rows, keyed, key_rows, column, *factors = tensors
+    score = GivenTerms(
+        BucketedTerms(
+            bucket,
+            table=table,
+            left=TokenTableProduct(queried, query_rows),
+            right=TokenTableProduct(keyed, key_rows),
+            column=column,
+        ),
+        LowRank(*factors),
+    )
+    if not values:
+        return Encoding(score=score), tensors
+    rows = draw(1, 2 * clip + 1, WIDTH)
+    value = GivenValues(BucketedTerms(bucket, value=rows))
+    return Encoding(score=score, value=value), [*tensors, rows]
+
+
+def compare(
+    grid: Grid, encoding: Encoding, tensors: list[Tensor], *sizes: int, width: int = WIDTH
+) -> None:
+    """Hold output and gradients of native to the definition's; sizes: rows, heads, key heads."""
+    rows, count, groups = sizes
+    q = draw(rows, count, grid.query.length, width)
+    k, v = (draw(rows, groups, grid.key.length, width) for _ in range(2))
+    found = (
+        results((q, k, v), grid, encoding, backend, wanted=tensors, lse=False)
+        for backend in ("native", "reference")
+    )
+    for got, expected in zip(*found, strict=True):
+        size = expected.abs().max().item() + 1e-3
+        torch.testing.assert_close(got, expected, atol=4e-3 * size, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("length", "sizes", "clip", "width", "values"),
+    [
+        (1200, (1, 1, 1), 1199, WIDTH, True),  # one slot for three tiles of keys, five splits
+        (1200, (1, 1, 1), 1199, 16, False),  # windows of the buckets
+        (1200, (1, 1, 1), 40, 16, True),  # far offsets between tiles
+        (300, (2, 2, 1), 20, WIDTH, True),  # parts by batch row and by queries, groups of heads
+        (300, (5, 8, 4), 3, 16, True),
+    ],
+)
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 100)])
+def test_every_term(
+    length: int,
+    sizes: tuple[int, int, int],
+    clip: int,
+    width: int,
+    window: int | None,
+    *,
+    values: bool,
+    causal: bool,
+) -> None:
+    torch.manual_seed(0)
+    grid = Grid.of(Layout.sequence(length), causal=causal, window=window)
+    encoding, tensors = terms(*sizes[:2], grid, clip, width, values=values)
+    compare(grid, encoding, tensors, *sizes)
+
+
+def batch_of(*layouts: Layout) -> Layout:
+    """A batch of packed rows."""
+    fields = ((x.positions, x.order, x.document) for x in layouts)
+    positions, order, document = (torch.cat(field) for field in zip(*fields, strict=True))
+    return Layout(positions, order, document)
+
+
+def test_windows_of_buckets_where_one_row_is_packed() -> None:
+    """Offsets jump from one document of the row to the next, within a block of queries."""
+    torch.manual_seed(8)
+    one, two = Layout.packed([1200]), Layout.packed([600, 600])
+    last, keys = (
+        [one.slice(800, 1200), two.slice(500, 600).concat(two.slice(900, 1200))],
+        [one, two],
+    )
+    part = posenc.create("shaw", head_dim=WIDTH, max_distance=1199).score
+    encoding = Encoding(score=part).requires_grad_(False)
+    torch.nn.init.normal_(next(encoding.parameters()), std=0.5)
+    compare(Grid(batch_of(*last), batch_of(*keys), True), encoding, [], 2, 1, 1)
+
+
+@pytest.mark.parametrize(("length", "rows", "count"), [(1100, 1, 1), (600, 2, 4)])
+@pytest.mark.parametrize("name", ["stick_breaking", "cope", "path", "grape_additive"])
+def test_carries_between_tiles(name: str, length: int, rows: int, count: int) -> None:
+    """In float32: sticks are broken within a tile, gates count over several."""
+    torch.manual_seed(1)
+    options: dict[str, dict[str, int]] = {
+        "cope": {"head_dim": WIDTH, "max_count": 300},
+        "path": {"dim": 2 * WIDTH, "heads": count, "head_dim": WIDTH},
+        "grape_additive": {"dim": 2 * WIDTH, "heads": count, "head_dim": WIDTH},
+    }
+    encoding = posenc.create(name, **options.get(name, {}))
+    if name == "path":  # which reflects next to nothing at first; gradients of CoPE have jumps
+        for parameter in encoding.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+    x = draw(rows, length, 2 * WIDTH)
+    layout = encoding.observe(x, Layout.sequence(length))
+    compare(Grid.of(layout, causal=True), encoding, [x], rows, count, count)
+
+
+@pytest.mark.parametrize("most", [9, 64])
+def test_keys_with_the_greatest_count_are_attended_to(most: int) -> None:
+    """Whole tiles of them, whose gates need not be summed up."""
+    torch.manual_seed(9)
+    encoding = posenc.create("cope", head_dim=WIDTH, max_count=most)
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    compare(Grid.of(Layout.sequence(1100), causal=True), encoding, [], 1, 2, 1)
+
+
+@pytest.mark.parametrize("pairing", ["half", "adjacent"])
+def test_rotations_of_several_tiles(pairing: str) -> None:
+    torch.manual_seed(6)
+    encoding = posenc.create("rope", head_dim=16, pairing=pairing)
+    compare(Grid.of(Layout.sequence(600), causal=True), encoding, [], 1, 2, 1, width=16)
+
+
+@pytest.mark.parametrize("first", [0, 300, 597])
+@pytest.mark.parametrize("name", ["fire", "dape"])
+def test_few_queries_anywhere_among_keys(name: str, first: int) -> None:
+    """The farthest key may be before or after them."""
+    torch.manual_seed(2)
+    encoding = posenc.create(name, heads=2)
+    grid = Grid(Layout.sequence(3, start=first), Layout.sequence(600))
+    compare(grid, encoding, [], 2, 2, 1)
+
+
+def masks(encoding: Encoding, grid: Grid, rows: int, count: int, dropout: float) -> Tensor:
+    """Factors of weights, a row a query, the same in the backward pass."""
+    keys = grid.key.length
+    q, k = (torch.zeros(rows, count, side.length, 8) for side in (grid.query, grid.key))
+    v = torch.eye(keys).expand(rows, count, -1, -1).clone().requires_grad_()
+    weights = attend(q, k, v, grid, encoding, backend="native").detach()
+    dropped = attend(q, k, v, grid, encoding, backend="native", dropout=dropout)
+    weight = torch.randn_like(dropped)
+    (gradient,) = torch.autograd.grad(dropped, v, weight)
+    torch.testing.assert_close(gradient, dropped.detach().mT @ weight)
+    return (dropped.detach() / weights).flatten(0, 2)
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.7])
+def test_dropout_keeps_its_share_of_all_weights(dropout: float) -> None:
+    torch.manual_seed(3)
+    grid, given = Grid(Layout.sequence(300), Layout.sequence(600)), (2, 3)
+    mask = masks(Encoding(), grid, *given, dropout)
+    kept = mask != 0
+    torch.testing.assert_close(mask[kept], torch.full((), 1 / (1 - dropout)).expand(kept.sum()))
+    deviation = (dropout * (1 - dropout) / kept.numel()) ** 0.5
+    assert abs(1 - kept.double().mean() - dropout) < 5 * deviation
+    assert (mask != masks(Encoding(), grid, *given, dropout)).any()
+    torch.manual_seed(3)
+    torch.testing.assert_close(mask, masks(Encoding(), grid, *given, dropout))
+
+
+@pytest.mark.parametrize(
+    ("name", "apart"), [("nope", False), ("transformer_xl", True), ("path", True)]
+)
+def test_masks_of_dropout_are_independent(
+    name: str, monkeypatch: pytest.MonkeyPatch, *, apart: bool
+) -> None:
+    """Of all rows and columns, also where a few heads are computed at a time."""
+    for size in ("LARGE", "MANY"):
+        monkeypatch.setattr(splitting, size, 1 if apart else 2**40)
+    torch.manual_seed(4)
+    options = {"dim": 24, "heads": 3, "head_dim": 8} if apart else {}
+    encoding = posenc.create(name, **options)
+    for parameter in encoding.parameters():
+        torch.nn.init.zeros_(parameter)
+    key = encoding.observe(torch.randn(2, 600, 24), Layout.sequence(600))
+    grid = Grid(Layout.sequence(80, start=520), key, causal=name == "path")
+    mask = masks(encoding, grid, 2, 3, 0.5)[:, :520]
+    for lines in (mask, mask.mT):
+        assert torch.corrcoef(lines).fill_diagonal_(0).abs().max() < 0.4
+
+
+def test_dropout_of_what_is_left_of_sticks() -> None:
+    grid = Grid.of(Layout.sequence(60), causal=True)
+    mask = masks(posenc.create("stick_breaking"), grid, 2, 3, 0.5)
+    assert 0.45 < (mask[:, 0] != 0).float().mean() < 0.55
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [*((name, 1) for name in ("t5", "fire", "shaw", "grape_additive")), ("dape", 4)],
+)
+def test_threads_add_to_gradients_of_their_own(
+    name: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit: sums that two threads shared would depend on their order."""
+    torch.manual_seed(7)
+    encoding = posenc.create(name, dim=16, heads=2, head_dim=8)
+    inputs, layout = [draw(rows, 2, 600, 8) for _ in range(3)], Layout.sequence(600)
+    found = []
+    for threads in (1, 3):  # of the kernels alone
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        grid = Grid.of(
+            encoding.observe(torch.ones(rows, 600, 16), layout), causal=encoding.causal_only
+        )
+        found.append(results(inputs, grid, encoding, "native"))
+    assert all(torch.equal(one, many) for one, many in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_results_are_rounded_to_even(dtype: torch.dtype) -> None:
+    """Means of two values, half of which lie halfway between two numbers."""
+    torch.manual_seed(5)
+    q, k = (torch.zeros(1, 1, length, 8, dtype=dtype) for length in (40, 2))
+    v = torch.randn(1, 1, 2, 500).to(dtype)
+    grid = Grid(Layout.sequence(40), Layout.sequence(2))
+    got = attend(q, k, v, grid, Encoding(), backend="native")
+    assert torch.equal(got, v.float().mean(2, keepdim=True).to(dtype).expand_as(got))
