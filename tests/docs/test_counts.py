@@ -1,4 +1,4 @@
-"""Counts that pages give are those of the registries and the code."""
+"""Counts that pages give are those of the code, and figures those of the tables below them."""
 
 from __future__ import annotations
 
@@ -28,17 +28,14 @@ RULER = set(QUESTIONS) - {"other_words", "json_lookup"}
 def entries(table: str) -> list[str]:
     """Names in a table of the explorer's formulas."""
     script = (ROOT / "docs/_extra/explorer/formulas.js").read_text()
-    return re.findall(
-        r"^    (\w+): ", script.partition(f"const {table} = {{")[2].partition("};")[0], re.M
-    )
+    rows = script.partition(f"const {table} = {{")[2].partition("};")[0]
+    return re.findall(r"^    (\w+): ", rows, re.M)
 
 
 def model_kinds() -> list[str]:
     """Kinds of model that choose/ asks about, but one that is trained already."""
     text = (ROOT / "docs/choose/index.md").read_text().partition("\n## ")[0]
-    return [
-        kind for kind in re.findall(r"^- \*\*(.+?)\*\*", text, re.M) if kind != "A trained model"
-    ]
+    return re.findall(r"^- \*\*(?!A trained model\*)(.+?)\*\*", text, re.M)
 
 
 COUNTS = {
@@ -64,3 +61,34 @@ def test_a_count_is_that_of_the_code(page: str, words: str) -> None:
     forms = {str(count), NUMERALS[count], CHINESE[count]} if count <= 20 else {str(count)}
     assert len(found) == 1, "the words around the count are found once"
     assert found[0].rpartition(" ")[2] in forms, f"{page} says {found[0]}; there are {count}"
+
+
+RESULTS = ROOT / "docs" / "results"
+TABLES = re.compile(r"<!-- [\w-]+ -->(.*?)<!-- end -->", re.DOTALL)
+INTERVAL = re.compile(r"([\d.]+)\s?%? \(([\d.]+) to ([\d.]+)\)")
+PAGES = [
+    page
+    for page in sorted(RESULTS.glob("*.md"))
+    if TABLES.search(page.read_text()) and page.stem != "reverse"  # which quotes another run
+]
+
+
+def is_rounded(quoted: tuple[str, ...], cell: tuple[str, ...]) -> bool:
+    """True if each number is that of the cell at its own number of decimal places."""
+    return all(
+        abs(float(a) - float(b)) <= 0.5 * 10 ** -len(a.partition(".")[2]) + 1e-9
+        for a, b in zip(quoted, cell, strict=True)
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_quoted_intervals_are_in_a_table(page: Path) -> None:
+    text = page.read_text()
+    cells = INTERVAL.findall("".join(TABLES.findall(text)))
+    quoted = INTERVAL.findall(TABLES.sub("", text))
+    assert [x for x in quoted if not any(is_rounded(x, cell) for cell in cells)] == []
+
+
+def test_rounding_is_told_from_another_number() -> None:
+    assert is_rounded(("8", "4", "11"), ("7.6", "4.4", "10.8"))
+    assert not is_rounded(("8", "5", "11"), ("7.6", "4.4", "10.8"))

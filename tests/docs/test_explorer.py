@@ -172,13 +172,9 @@ def test_fire_with_given_units(formulas: playwright.Page) -> None:
 @pytest.mark.parametrize("stretch", CHANGES_OF_ROPE)
 def test_stretches_of_rope(formulas: playwright.Page, stretch: str, logn: bool) -> None:
     factor = 1.5 if stretch == "string" else FACTOR
-    needs_factor = stretch not in ("rerope", "dual_chunk")
-    encoding = extend(
-        created("rope", base=500.0),
-        stretch,
-        factor=factor if needs_factor else None,
-        length=None if stretch in ("interpolate", "ntk") else TRAINED,
-    )
+    options = {} if stretch in ("rerope", "dual_chunk") else {"factor": factor}
+    options |= {} if stretch in ("interpolate", "ntk") else {"length": TRAINED}
+    encoding = extend(created("rope", base=500.0), stretch, **options)
     if logn:
         encoding = extend(encoding, "log_n", length=TRAINED)
     state = {"method": "rope", "stretch": stretch, "factor": factor, "logn": logn, "base": 500}
@@ -188,10 +184,8 @@ def test_stretches_of_rope(formulas: playwright.Page, stretch: str, logn: bool) 
 def test_yarn_at_a_trained_length_that_its_ramp_was_made_for(formulas: playwright.Page) -> None:
     rope = created("rope")
     yarn = extend(rope, "yarn", factor=8, length=4096).query_key
-    theta = formulas.evaluate(
-        "(state) => Formulas.model(state).theta",
-        SIZES | {"method": "rope", "stretch": "yarn", "factor": 8, "trained": 4096},
-    )
+    state = SIZES | {"method": "rope", "stretch": "yarn", "factor": 8, "trained": 4096}
+    theta = formulas.evaluate("(state) => Formulas.model(state).theta", state)
     close(torch.tensor(theta), yarn.frequencies(like=torch.empty(0)))
 
 
@@ -202,16 +196,11 @@ def test_string_reaches_as_far_as_the_library_lets_it(formulas: playwright.Page)
         extend(created("rope"), "string", factor=most + 1 / TRAINED, length=TRAINED)
 
 
-def test_logn_multiplies_biases_too(formulas: playwright.Page) -> None:
-    encoding = extend(created("alibi"), "log_n", length=TRAINED)
-    state = SIZES | {"method": "alibi", "head": 2, "logn": True}
-    close(explored(formulas, state), logits_of(encoding)[1])
-
-
-def test_interpolated_alibi(formulas: playwright.Page) -> None:
-    encoding = extend(created("alibi"), "interpolate", factor=FACTOR)
-    state = SIZES | {"method": "alibi", "head": 2, "stretch": "interpolate", "factor": FACTOR}
-    close(explored(formulas, state), logits_of(encoding)[1])
+def test_logn_and_interpolation_of_alibi(formulas: playwright.Page) -> None:
+    for name, options in (("log_n", {"length": TRAINED}), ("interpolate", {"factor": FACTOR})):
+        state = {"logn": True} if name == "log_n" else {"stretch": name, **options}
+        found = explored(formulas, SIZES | {"method": "alibi", "head": 2} | state)
+        close(found, logits_of(extend(created("alibi"), name, **options))[1])
 
 
 @pytest.mark.parametrize("stretch", ["", "interpolate"])
@@ -235,6 +224,7 @@ def test_offered_stretches_are_those_that_fit(formulas: playwright.Page) -> None
 
 
 DRAWN = "#decay svg"
+VALUES = "(all) => all.map((e) => e.value)"
 
 
 @pytest.fixture(scope="module")
@@ -251,12 +241,10 @@ def set_slider(page: playwright.Page, name: str, value: int) -> None:
 
 def test_every_method_and_stretch_draws_without_network_or_errors(tab: Visit) -> None:
     page = tab.open(PAGE, DRAWN)
-    for method in page.locator("#method option").evaluate_all("(all) => all.map((e) => e.value)"):
+    for method in page.locator("#method option").evaluate_all(VALUES):
         page.select_option("#method", method)
         page.wait_for_timeout(50)
-        for stretch in page.locator("#stretch option").evaluate_all(
-            "(all) => all.map((e) => e.value)"
-        ):
+        for stretch in page.locator("#stretch option").evaluate_all(VALUES):
             if stretch:
                 page.select_option("#stretch", stretch)
                 page.wait_for_timeout(60)
@@ -264,16 +252,14 @@ def test_every_method_and_stretch_draws_without_network_or_errors(tab: Visit) ->
             assert "NaN" not in drawn, (method, stretch)
             assert len(drawn) > 1000, (method, stretch)
     assert tab.troubles == []
-    assert {url.rsplit("/", 1)[0] for url in tab.requests if not url.startswith("data:")} == {
-        FOLDER.as_uri()
-    }
+    asked = {url.rsplit("/", 1)[0] for url in tab.requests if not url.startswith("data:")}
+    assert asked == {FOLDER.as_uri()}
 
 
 def test_the_curve_shows_the_logits_of_the_library(tab: Visit) -> None:
     """The live text gives them in words."""
-    page = tab.open(
-        PAGE, DRAWN, state="#stretch=rerope&base=1000&trained=64&length=256&distance=200&width=16"
-    )
+    state = "#stretch=rerope&base=1000&trained=64&length=256&distance=200&width=16"
+    page = tab.open(PAGE, DRAWN, state=state)
     page.wait_for_timeout(500)
     rope = extend(posenc.create("rope", head_dim=16, base=1000.0), "rerope", length=64).score
     x = torch.full((1, 1, 1, 16), math.sqrt(CONTENT) / 2)
@@ -365,9 +351,7 @@ def test_screen_readers_get_names_values_and_changes(tab: Visit) -> None:
 def test_legible_in_both_schemes(tab: Visit, scheme: str) -> None:
     page = tab.open(PAGE, DRAWN, state="#stretch=ntk", scheme=scheme)
     for selector in ("p", "label", "output", "a:not(.skip)", ".chart text", "button"):
-        ratios = page.evaluate(CONTRAST, selector)
-        assert ratios
-        assert min(ratios) >= 4.5, (selector, min(ratios))
+        assert min(page.evaluate(CONTRAST, selector)) >= 4.5, selector
 
 
 @pytest.mark.parametrize(

@@ -33,16 +33,9 @@ WORDS = ("0", "-1", "1.5", "1e308", "1e999", "NaN", "-Infinity", "true", "null",
 VALUES = (
     *WORDS,
     *map(str, (10**9, 20_000, 2**63, 10**30, 10**400)),
-    '"x\\u001b[31m[/]"',
-    '"\\ud800"',
-    '"\\u0000"',
-    '"../../etc"',
-    f'"{"y" * 5000}"',
-    "[" * 200_000,
-    "[" * 5000 + "]" * 5000,
-    '[1, "a", null]',
-    '{"a": {"b": []}}',
-    f"[{', '.join(['1'] * 3000)}]",
+    *('"x\\u001b[31m[/]"', '"\\ud800"', '"\\u0000"', '"../../etc"', f'"{"y" * 5000}"'),
+    *("[" * 200_000, "[" * 5000 + "]" * 5000, f"[{', '.join(['1'] * 3000)}]"),
+    *('[1, "a", null]', '{"a": {"b": []}}'),
 )
 """Values that replace one of a JSON file."""
 
@@ -79,7 +72,7 @@ def variants(target: Target, seed: int) -> Iterator[tuple[str, Callable[[Path], 
         name = draw.choice(names)
         structured = JSON if name.endswith(".json") else TENSORS if "safetensors" in name else []
         damage = draw.choice([*structured, *structured, *structured, *ANY])
-        yield f"{name}: {damage.__name__}", lambda f, d=damage, n=name: d(f / n, draw)  # type: ignore[misc]
+        yield f"{name}: {damage.__name__}", lambda f, d=damage, n=name: d(f / n, draw)
 
 
 def _value_replaced(path: Path, draw: random.Random) -> None:

@@ -41,31 +41,15 @@ def make_targets(folder: Path) -> list[Target]:
         *(partial(_saved, encoding) for encoding in ("rope", "alibi", "learned", "t5")),
         _swin,
         *(partial(_llama, shards) for shards in (False, True)),
-        _vit,
-        _translator,
-        _training,
-        _comparison,
-        _translation,
-        _search,
-        _tokenized,
-        _texts,
+        *(_vit, _translator, _training, _comparison, _translation, _search, _tokenized, _texts),
     )
     return [maker(folder / str(number)) for number, maker in enumerate(makers)]
 
 
 def _decoder(encoding: str) -> Decoder:
-    config = DecoderConfig(
-        vocabulary=31,
-        dim=32,
-        layers=2,
-        heads=4,
-        encoding=encoding,
-        max_length=64,
-        activation="swiglu",
-        norm="rms",
-        bias=False,
-    )
-    return Decoder(config)
+    sizes = {"vocabulary": 31, "dim": 32, "layers": 2, "heads": 4, "max_length": 64}
+    kinds = {"activation": "swiglu", "norm": "rms", "bias": False}
+    return Decoder(DecoderConfig(encoding=encoding, **sizes, **kinds))
 
 
 def _saved(encoding: str, folder: Path) -> Target:
@@ -74,10 +58,8 @@ def _saved(encoding: str, folder: Path) -> Target:
 
 
 def _swin(folder: Path) -> Target:
-    config = SwinConfig(
-        size=(16, 16), patch=2, channels=1, dim=8, depths=(1, 1), heads=(1, 2), window=4, classes=3
-    )
-    Swin(config).save(folder)
+    images = {"size": (16, 16), "patch": 2, "channels": 1, "window": 4, "classes": 3}
+    Swin(SwinConfig(dim=8, depths=(1, 1), heads=(1, 2), **images)).save(folder)
     return Target("Swin", folder, Swin.load)
 
 
@@ -99,23 +81,18 @@ def _llama(shards: bool, folder: Path) -> Target:
 def _vit(folder: Path) -> Target:
     ViTConfig().save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text('{"image_mean": [0.5], "image_std": [0.5]}')
-    return Target(
-        "vit", folder, lambda copy: ImageSource.of_checkpoint(copy, Fields.read(copy), None)
-    )
+
+    def read(copy: Path) -> None:
+        ImageSource.of_checkpoint(copy, Fields.read(copy), None)
+
+    return Target("vit", folder, read)
 
 
 def _translator(folder: Path) -> Target:
     subwords = Subwords.learn(["a few words of text", "and a few more words"], size=30)
-    config = TransformerConfig(
-        source_vocabulary=subwords.size,
-        target_vocabulary=subwords.size,
-        shared=True,
-        dim=16,
-        heads=2,
-        encoder_layers=1,
-        decoder_layers=1,
-        max_length=16,
-    )
+    words = {"source_vocabulary": subwords.size, "target_vocabulary": subwords.size}
+    sizes = {"dim": 16, "heads": 2, "encoder_layers": 1, "decoder_layers": 1, "max_length": 16}
+    config = TransformerConfig(shared=True, **words, **sizes)
     Translator(Transformer(config), subwords).save(folder)
 
     def read(copy: Path) -> None:
@@ -147,21 +124,11 @@ def _training(folder: Path) -> Target:
 def _comparison(folder: Path) -> Target:
     folder.mkdir()
     Record(settings=ComparisonSettings(out=folder), fingerprint="abc").write()
-    outcome = Outcome(
-        runs=(
-            TrainedRun(
-                subject="rope",
-                seed=0,
-                steps=9,
-                parameters=5,
-                tokens_per_second=1.0,
-                peak_memory_bytes=1,
-                train_seconds=1.0,
-            ),
-        ),
-        measurements=(Measurement(subject="rope", seed=0, metric="loss", x=64, value=1.5),),
-        refusals=(RefusedMeasurement(subject="rope", metric="loss", x=128, reason="none"),),
-    )
+    counts = {"steps": 9, "parameters": 5, "peak_memory_bytes": 1}
+    run = TrainedRun(subject="rope", seed=0, tokens_per_second=1.0, train_seconds=1.0, **counts)
+    measured = Measurement(subject="rope", seed=0, metric="loss", x=64, value=1.5)
+    refused = RefusedMeasurement(subject="rope", metric="loss", x=128, reason="none")
+    outcome = Outcome(runs=(run,), measurements=(measured,), refusals=(refused,))
     write_json(folder / "run.json", to_plain(outcome))
 
     def read(copy: Path) -> None:

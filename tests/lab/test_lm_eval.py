@@ -8,16 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from posenc.errors import UnknownNameError
 from posenc.lab.evaluation.extend import extend_checkpoint
 from posenc.transformers import stretch
 from posenc.transformers.acceleration.api import is_switched
-from tests.support.tiny_models import tiny_model
+from tests.support.tiny_models import tiny_model, word_tokenizer
 
 harness = pytest.importorskip(
     "lm_eval", reason="the package lm_eval is not installed (pip install 'posenc[lm-eval]')"
@@ -34,13 +31,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     sizes = {"vocab_size": 64, "max_position_embeddings": TRAINED, "initializer_range": 0.5}
     tiny_model("qwen3", **sizes).save_pretrained(path)
-    vocabulary = {word: n for n, word in enumerate(["<eos>", "<unk>", *WORDS])}
-    words = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
-    words.pre_tokenizer = Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, eos_token="<eos>", unk_token="<unk>", pad_token="<eos>"
-    )
-    tokenizer.save_pretrained(path)
+    words = word_tokenizer(["<eos>", "<unk>", *WORDS], "<unk>")
+    special = {"eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<eos>"}
+    PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(path)
     return path
 
 
@@ -53,31 +46,20 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         for n in range(TEXTS)
     ]
     path.write_text("".join(json.dumps(doc) + "\n" for doc in docs))
-    return {
-        "task": "last_word",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(path)}, "cache_dir": str(path.parent)},
-        "test_split": "test",
-        "output_type": "loglikelihood",
-        "doc_to_text": "{{text}}",
-        "doc_to_target": "{{target}}",
-        "target_delimiter": "",
-        "metric_list": [{"metric": "acc"}],
-    }
+    files = {"data_files": {"test": str(path)}, "cache_dir": str(path.parent)}
+    data = {"dataset_path": "json", "dataset_kwargs": files, "test_split": "test"}
+    asked = {"doc_to_text": "{{text}}", "doc_to_target": "{{target}}", "target_delimiter": ""}
+    scored = {"output_type": "loglikelihood", "metric_list": [{"metric": "acc"}]}
+    return {"task": "last_word", **data, **asked, **scored}
 
 
 def measured(task: dict[str, Any], pretrained: Any, **options: Any) -> list[float]:
     """Log-probabilities by the harness, of its model ``posenc``."""
     import posenc.lab.lm_eval  # noqa: F401  registers it
 
-    found = harness.simple_evaluate(
-        "posenc",
-        model_args={"pretrained": str(pretrained), **options},
-        tasks=[task],
-        device="cpu",
-        batch_size=2,
-        bootstrap_iters=0,
-    )
+    model = {"pretrained": str(pretrained), **options}
+    how = {"device": "cpu", "batch_size": 2, "bootstrap_iters": 0}
+    found = harness.simple_evaluate("posenc", model_args=model, tasks=[task], **how)
     samples = sorted(found["samples"]["last_word"], key=lambda sample: sample["doc_id"])
     return [float(sample["filtered_resps"][0][0]) for sample in samples]
 

@@ -58,17 +58,11 @@ DISPATCH = r"\bexplain\(|\bdispatch\b|slow_mkl|missing\(|kernel is as fast|POSEN
 NUMBERS = r"\b[ar]tol\b|tolerance|_num_threads|TRITON_INTERPRET"
 DURATIONS = r"tokens/s|seconds[\"=]|\.seconds|minutes=|perf_counter|process_time"
 
+OLDEST = {"POSENC_KERNELS": "v3", "ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1"}
+NEWER = {"POSENC_KERNELS": "v4", "ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "4"}
 SETTINGS = (
-    Setting(
-        {"POSENC_KERNELS": "v3", "ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1"},
-        rf"{DISPATCH}|{NUMBERS}",
-        "attention",
-    ),
-    Setting(
-        {"POSENC_KERNELS": "v4", "ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "4"},
-        rf"{DISPATCH}|{NUMBERS}",
-        "attention",
-    ),
+    Setting(OLDEST, rf"{DISPATCH}|{NUMBERS}", "attention"),
+    Setting(NEWER, rf"{DISPATCH}|{NUMBERS}", "attention"),
     Setting({"POSENC_KERNELS": "none"}, DISPATCH),
     Setting({SLOW_MKL: "1", TIMES: "100"}, rf"{DISPATCH}|{DURATIONS}"),
     Setting({SLOW_MKL: "0", TIMES: "0.01"}, rf"{DISPATCH}|{DURATIONS}"),
@@ -116,18 +110,12 @@ def run(setting: Setting, workers: int) -> bool:
             sys.stdout.write(f"{name}={setting.environment[name]} is left out: {reason}\n")
     prebuilt = chosen.get("POSENC_KERNELS") in variants.NEEDS
     path = [str(COPY if prebuilt else ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.anywhere"]
+    command += ["-n", str(workers), "--dist", "worksteal", "-m", "not exhaustive and not gpu"]
+    given = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)} | chosen
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "tests.support.anywhere"),
-            *("-n", str(workers), "--dist", "worksteal", "-m", "not exhaustive and not gpu"),
-            *map(str, modules(setting)),
-        ],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)} | chosen,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
+        [*command, *map(str, modules(setting))], cwd=ROOT, env=given, check=False, **output
     )
     label = " ".join(f"{name}={value}" for name, value in chosen.items())
     WORK.mkdir(parents=True, exist_ok=True)

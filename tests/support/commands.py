@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -37,6 +39,26 @@ def run_command(*arguments: str | Path, columns: int = 100) -> subprocess.Comple
     return subprocess.CompletedProcess(words, code or 0, out.getvalue(), err.getvalue())
 
 
+def printed(*arguments: object) -> str:
+    """Standard output, on one line, of a command that succeeds."""
+    done = run_command(*map(str, arguments))
+    assert done.returncode == 0, done.stderr
+    return " ".join(done.stdout.split())
+
+
+def printed_json(*arguments: object) -> Any:
+    """The JSON that a command prints."""
+    return json.loads(printed(*arguments, "--json"))
+
+
+def refusal(*arguments: object) -> str:
+    """Standard error, on one line, of a command that refuses its input without a trace."""
+    done = run_command(*map(str, arguments))
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "Traceback" not in done.stderr
+    return " ".join(done.stderr.split())
+
+
 @pytest.fixture(scope="session", autouse=True)
 def forked_workers() -> Iterator[None]:
     """Workers of comparisons fork from a server that imports PyTorch once."""
@@ -49,7 +71,7 @@ def forked_workers() -> Iterator[None]:
 def inspect_here(patch: pytest.MonkeyPatch) -> None:
     """Let ``doctor`` run models in this process.
 
-    Another one imports transformers for seconds; ``test_diagnosis_process.py`` starts it.
+    Another one imports transformers for seconds; ``test_diagnosis.py`` starts it.
     """
 
     def read(folder: Path, *, seconds: float) -> LayerReading:

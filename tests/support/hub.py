@@ -33,11 +33,8 @@ def cached(cache: Path, repo: str, source: Path, *, revision: str = "main") -> P
 def served(repo: str, source: Path) -> Iterator[tuple[str, list[str]]]:
     """A hub with one model: its address, and the files that were asked for, as they come."""
     asked: list[str] = []
-    files = {
-        file.relative_to(source).as_posix(): file.read_bytes()
-        for file in source.rglob("*")
-        if file.is_file()
-    }
+    found = (file for file in source.rglob("*") if file.is_file())
+    files = {file.relative_to(source).as_posix(): file.read_bytes() for file in found}
 
     class Hub(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

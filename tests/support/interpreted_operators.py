@@ -25,41 +25,21 @@ ARITHMETIC = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 
 QUOTIENTS = {"truediv": np.divide, "floordiv": _quotient}
 
-BINARY = {
-    **ARITHMETIC,
-    **QUOTIENTS,
-    "minimum": np.minimum,
-    "maximum": np.maximum,
-    "and_": np.bitwise_and,
-    "or_": np.bitwise_or,
-    "xor_": np.bitwise_xor,
-    "shl": np.left_shift,
-    "less_than": np.less,
-    "less_equal": np.less_equal,
-    "greater_than": np.greater,
-    "greater_equal": np.greater_equal,
-    "equal": np.equal,
-    "not_equal": np.not_equal,
-}
+BITS = {"and_": np.bitwise_and, "or_": np.bitwise_or, "xor_": np.bitwise_xor}
+
+COMPARISONS = {"less_than": np.less, "less_equal": np.less_equal, "equal": np.equal}
+COMPARISONS |= {"greater_than": np.greater, "greater_equal": np.greater_equal}
+COMPARISONS |= {"not_equal": np.not_equal}
+
+OTHERS = {"minimum": np.minimum, "maximum": np.maximum, "shl": np.left_shift}
+
+BINARY = {**ARITHMETIC, **QUOTIENTS, **BITS, **COMPARISONS, **OTHERS}
 """Names in Triton's semantics."""
 
-METHODS = {
-    "__add__": "add",
-    "__sub__": "sub",
-    "__mul__": "mul",
-    "__truediv__": "truediv",
-    "__floordiv__": "floordiv",
-    "__and__": "and_",
-    "__or__": "or_",
-    "__xor__": "xor_",
-    "__lshift__": "shl",
-    "__lt__": "less_than",
-    "__le__": "less_equal",
-    "__gt__": "greater_than",
-    "__ge__": "greater_equal",
-    "__eq__": "equal",
-    "__ne__": "not_equal",
-}
+METHODS = {f"__{name.strip('_')}__": name for name in (*ARITHMETIC, *QUOTIENTS, *BITS)}
+METHODS |= {"__lshift__": "shl", "__lt__": "less_than", "__le__": "less_equal"}
+METHODS |= {"__gt__": "greater_than", "__ge__": "greater_equal"}
+METHODS |= {"__eq__": "equal", "__ne__": "not_equal"}
 """The same as methods of a tensor; each of ``ARITHMETIC`` checks for overflow."""
 
 

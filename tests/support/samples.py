@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,70 +14,34 @@ from torch import nn
 from posenc.lab.evaluation.results import Findings, Study, StudyReading
 from posenc.lab.evaluation.suites.needles import ByteNeedles, letters
 from posenc.lab.evaluation.suites.next_token import NextTokenSuite
+from posenc.lab.experiments import results
 from posenc.lab.experiments.corpus import Pieces
-from posenc.lab.experiments.results import (
-    ComparedEncoding,
-    Comparison,
-    Corpus,
-    Measurement,
-    Metric,
-    Provenance,
-    RefusedMeasurement,
-    TrainedRun,
-)
 from posenc.models import Decoder, DecoderConfig
 
-LOSS = Metric(
-    key="loss",
-    label="Loss on the same bytes",
-    unit="bits per byte",
-    axis="context length (bytes)",
-    lower_is_better=True,
-    trivial=4.9,
-    trivial_rule="byte frequencies",
-    description="The same held-out bytes at every length: a longer window only adds context.",
-    headline=True,
-)
-BY_POSITION = Metric(
-    key="loss_by_position",
-    label="Loss by position in the context",
-    unit="bits per byte",
-    axis="position in the context (bytes)",
-    lower_is_better=True,
-    trivial=4.9,
-    trivial_rule="byte frequencies",
-    description="In sliding windows of 512 bytes.",
-    headline=False,
-)
-RECALL = Metric(
-    key="recall",
-    label="Needles found",
-    unit="share of needles",
-    axis="context length (bytes)",
-    lower_is_better=False,
-    trivial=1 / 16,
-    description="One of 16 marked bytes stands far back; asked at the end, is it named?",
-    headline=False,
-)
-TRAINING = Metric(
-    key="training_loss",
-    label="Training loss",
-    unit="bits per byte",
-    axis="training step",
-    lower_is_better=True,
-    description="Mean over the steps since the point before.",
-    headline=False,
-)
-ACCURACY = Metric(
-    key="accuracy",
-    label="Sequences right",
-    unit="share of sequences",
-    axis="context length (tokens)",
-    lower_is_better=False,
-    trivial=0.0,
-    description="Every token of the answer is right.",
-    headline=True,
-)
+
+def metric(
+    key: str, label: str, unit: str, axis: str, description: str, **options: Any
+) -> results.Metric:
+    """A measure of which less is better if it is in bits; others are shares."""
+    words = {"label": label, "unit": unit, "axis": axis, "description": description}
+    kind = {"lower_is_better": "bits" in unit, "headline": key in ("loss", "accuracy")}
+    return results.Metric(key=key, **words, **kind, **options)
+
+
+BITS, LENGTH = "bits per byte", "context length (bytes)"
+FREQUENCIES = {"trivial": 4.9, "trivial_rule": "byte frequencies"}
+SAME = "The same held-out bytes at every length: a longer window only adds context."
+LOSS = metric("loss", "Loss on the same bytes", BITS, LENGTH, SAME, **FREQUENCIES)
+WINDOWS = ("position in the context (bytes)", "In sliding windows of 512 bytes.")
+POSITION = ("loss_by_position", "Loss by position in the context")
+BY_POSITION = metric(*POSITION, BITS, *WINDOWS, **FREQUENCIES)
+ASKED = "One of 16 marked bytes stands far back; asked at the end, is it named?"
+RECALL = metric("recall", "Needles found", "share of needles", LENGTH, ASKED, trivial=1 / 16)
+MEAN = "Mean over the steps since the point before."
+TRAINING = metric("training_loss", "Training loss", BITS, "training step", MEAN)
+SHARE, TOKENS = "share of sequences", "context length (tokens)"
+RIGHT = "Every token of the answer is right."
+ACCURACY = metric("accuracy", "Sequences right", SHARE, TOKENS, RIGHT, trivial=0.0)
 
 LOSSES = {
     "alibi": (2.90, 2.79, 2.79, 2.85),
@@ -90,27 +56,37 @@ ROLES = {"nope": "control", "rope|window=64": "baseline"}
 REASON = "the learned table ends at position 63"
 
 
+def compared(*names: str) -> tuple[results.ComparedEncoding, ...]:
+    """Encodings of a comparison, in the roles that these names have."""
+    found = []
+    for name in names:
+        label, note = name.replace("|window=64", " (window 64)"), f"Why {name} is here."
+        role = ROLES.get(name, "candidate")
+        found.append(results.ComparedEncoding(name=name, label=label, role=role, note=note))
+    return tuple(found)
+
+
 def sample(
     *,
     seeds: tuple[int, ...] = (0, 1, 2),
     lengths: tuple[int, ...] = (64, 128, 256, 512),
-    metric: Metric = LOSS,
+    metric: results.Metric = LOSS,
     complete: bool = True,
-) -> Comparison:
+) -> results.Comparison:
     """A comparison with plausible numbers, the same at every call."""
     noise = random.Random(0)
     measurements, refusals, runs = [], [], []
 
     def add(name: str, seed: int, key: str, x: float, value: float) -> None:
-        measurements.append(Measurement(subject=name, seed=seed, metric=key, x=x, value=value))
+        measurements.append(
+            results.Measurement(subject=name, seed=seed, metric=key, x=x, value=value)
+        )
 
     for name, losses in LOSSES.items():
         for seed in seeds:
             shared = 0.02 * seed
-            for place, length in enumerate(lengths):
-                if place >= len(losses):
-                    continue
-                value = losses[place] + shared + noise.gauss(0, 0.01)
+            for loss, length in zip(losses, lengths, strict=False):
+                value = loss + shared + noise.gauss(0, 0.01)
                 if metric.key == ACCURACY.key:
                     value = max(0.0, 1.0 - (value - 2.6) / 2)
                 add(name, seed, metric.key, length, value)
@@ -121,57 +97,60 @@ def sample(
             if name not in ROLES or name == "nope":
                 for step in range(20, 601, 20):
                     add(name, seed, "training_loss", step, losses[0] + 3 * 40 / (40 + step))
-            runs.append(
-                TrainedRun(
-                    subject=name,
-                    seed=seed,
-                    steps=600,
-                    parameters=147_000 + 128 * len(name),
-                    tokens_per_second=90_000 + 4000 * len(name) + 500 * seed,
-                    peak_memory_bytes=420 * 2**20,
-                    train_seconds=13.5,
-                )
-            )
+            cost = {"parameters": 147_000 + 128 * len(name), "peak_memory_bytes": 420 * 2**20}
+            speed = 90_000 + 4000 * len(name) + 500 * seed
+            time = {"steps": 600, "tokens_per_second": speed, "train_seconds": 13.5}
+            runs.append(results.TrainedRun(subject=name, seed=seed, **cost, **time))
         refusals += [
-            RefusedMeasurement(subject=name, metric=metric.key, x=length, reason=REASON)
+            results.RefusedMeasurement(subject=name, metric=metric.key, x=length, reason=REASON)
             for length in lengths[len(losses) :]
         ]
-    subjects = tuple(
-        ComparedEncoding(
-            name=name,
-            label=name.replace("|window=64", " (window 64)"),
-            role=ROLES.get(name, "candidate"),  # type: ignore[arg-type]
-            note=f"Why {name} is here.",
-        )
-        for name in LOSSES
+    text = {"train_bytes": 4_900_000, "held_out_bytes": 500_000, "sha256": "ab" * 32}
+    library = "the Python 3.11 standard library's source"
+    provenance = results.Provenance(
+        command="posenc compare --encodings rope,alibi,t5 --out <demo>",
+        created="2026-01-01T12:00:00+00:00",
+        versions={"posenc": "0.1.0", "python": "3.11.7", "torch": "2.13.0"},
+        device="cpu",
+        threads=1,
+        seeds=seeds,
+        corpus=results.Corpus(name=library, files=300, **text),
+        settings={"width": 64, "layers": 2, "heads": 4, "steps": 600, "batch": 32},
     )
-    return Comparison(
+    return results.Comparison(
         task="language",
         title="Next-byte prediction",
         train_length=lengths[0],
         test_lengths=lengths,
         metrics=(metric, BY_POSITION, RECALL, TRAINING),
-        subjects=subjects,
+        subjects=compared(*LOSSES),
         runs=tuple(runs),
         measurements=tuple(measurements),
         refusals=tuple(refusals),
-        provenance=Provenance(
-            command="posenc compare --encodings rope,alibi,t5 --out <demo>",
-            created="2026-01-01T12:00:00+00:00",
-            versions={"posenc": "0.1.0", "python": "3.11.7", "torch": "2.13.0"},
-            device="cpu",
-            threads=1,
-            seeds=seeds,
-            corpus=Corpus(
-                name="the Python 3.11 standard library's source",
-                files=300,
-                train_bytes=4_900_000,
-                held_out_bytes=500_000,
-                sha256="ab" * 32,
-            ),
-            settings={"width": 64, "layers": 2, "heads": 4, "steps": 600, "batch": 32},
-        ),
+        provenance=provenance,
         complete=complete,
+    )
+
+
+def altered(
+    comparison: results.Comparison,
+    value: float | Callable[[results.Measurement], float],
+    subject: str | None = None,
+    metric: str | None = None,
+    x: float | None = None,
+) -> results.Comparison:
+    """The comparison with other values at these measurements, or at all."""
+
+    def chosen(m: results.Measurement) -> bool:
+        found = ((subject, m.subject), (metric, m.metric), (x, m.x))
+        return all(wanted in (None, given) for wanted, given in found)
+
+    return replace(
+        comparison,
+        measurements=tuple(
+            replace(m, value=value(m) if callable(value) else value) if chosen(m) else m
+            for m in comparison.measurements
+        ),
     )
 
 
@@ -189,6 +168,14 @@ STRETCHED = {
     "longrope": (2.39, 0.44),
 }
 LENGTHS = (128, 256, 512)
+
+
+def studied(suite: NextTokenSuite, lengths: tuple[int, ...], **facts: Any) -> dict[str, Any]:
+    """Facts of a study of a tiny Llama on bytes."""
+    model = {"checkpoint": "tiny", "family": "llama", "length": lengths[0], "lengths": lengths}
+    text = {"text": "a text", "sha256": "ab" * 32, "unit": "byte", "targets": 64, "asked": 64}
+    needles = {"needles": "a marked byte far back", "metrics": suite.facts("byte")["metrics"]}
+    return {**model, **text, **needles, **facts}
 
 
 def stretched_sample() -> Study:
@@ -211,23 +198,11 @@ def stretched_sample() -> Study:
         role = "baseline" if key in ("direct", "window") else "method"
         findings.append(Findings(key=key, role=role, writable=True, untuned=reading))
     return Study(
-        checkpoint="tiny",
-        family="llama",
-        parameters=147_000,
-        length=LENGTHS[0],
-        factor=4.0,
-        lengths=LENGTHS,
-        metrics=suite.facts("byte")["metrics"],
-        unit="byte",
+        **studied(
+            suite, LENGTHS, factor=4.0, parameters=147_000, chance=1 / 16, copy_chance=1 / 26
+        ),
         guide="The same bytes at every length.",
-        text="a text",
-        sha256="ab" * 32,
         depths=depths,
-        needles="a marked byte far back",
-        chance=1 / 16,
-        copy_chance=1 / 26,
-        targets=64,
-        asked=64,
         findings=tuple(findings),
         chosen="rerope",
         reason="It finds the most needles.",
@@ -247,16 +222,8 @@ def next_token_model(
     It beats the frequencies of these tokens, of which there are 32 different ones at most.
     """
     dim = 32
-    config = DecoderConfig(
-        vocabulary=vocabulary,
-        dim=dim,
-        layers=1,
-        heads=2,
-        max_length=length,
-        encoding=encoding,
-        tied=False,
-    )
-    model = Decoder(config)
+    sizes = {"vocabulary": vocabulary, "dim": dim, "layers": 1, "heads": 2, "max_length": length}
+    model = Decoder(DecoderConfig(encoding=encoding, tied=False, **sizes))
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
     nn.init.ones_(model.norm.weight)
@@ -267,7 +234,6 @@ def next_token_model(
     counts = torch.full((vocabulary, dim), 0.01)
     for before, after in pairwise(tokens):
         counts[after, kinds[before]] += 1
-    assert model.output is not None
     with torch.no_grad():
         model.embedding.weight[:, -1] = float(len(kinds) < dim)  # all others are of one kind
         model.embedding.weight[list(kinds), -1] = 0

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -54,6 +58,22 @@ PARTIAL = frozenset({"sliding_attention", "linear_attention", "mamba", "conv", "
 
 NEEDED = frozenset({"head_dim", "num_key_value_heads", "vocab_size"})
 """Names that have no default in some configs."""
+
+
+def build(
+    kind: str | type[PreTrainedModel], sizes: dict[str, Any], **options: Any
+) -> PreTrainedModel:
+    """A model of a class, or of one of transformers by its name, with a config of these fields."""
+    model = getattr(transformers, kind) if isinstance(kind, str) else kind
+    return model(model.config_class(**sizes | options))
+
+
+def word_tokenizer(words: Sequence[str], unknown: str = "[UNK]") -> Tokenizer:
+    """Words by their places in a list."""
+    numbers = {word: number for number, word in enumerate(words)}
+    made = Tokenizer(WordLevel(numbers, unk_token=unknown))
+    made.pre_tokenizer = Whitespace()
+    return made
 
 
 def tiny_config(kind: str, **sizes: Any) -> Any:

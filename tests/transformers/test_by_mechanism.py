@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 import posenc.transformers as package
 
 FOLDER = Path(package.__file__).parent
-PATHS = sorted([*FOLDER.glob("stretching/*.py"), *FOLDER.glob("accelerate/*.py")])
+PATHS = sorted([*FOLDER.glob("stretching/*.py"), *FOLDER.glob("acceleration/*.py")])
 WORDS = {"beam", "encoder_decoder"}
 """Model types that are also words of generation and of its caches."""
 

@@ -19,19 +19,10 @@ NORM = "model.norm.weight"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A small Llama in several shards."""
-    config = transformers.LlamaConfig(
-        vocab_size=31,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-    )
+    sizes = {"vocab_size": 31, "hidden_size": 16, "intermediate_size": 24}
+    config = transformers.LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=2)
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "in", max_shard_size="4KB")
     return tmp_path / "in"
-
-
-def shard_of(folder: Path, name: str) -> Path:
-    return folder / json.loads((folder / INDEX).read_text())["weight_map"][name]
 
 
 def test_shapes_of_shards_and_of_one_file(folder: Path, tmp_path: Path) -> None:
@@ -42,38 +33,25 @@ def test_shapes_of_shards_and_of_one_file(folder: Path, tmp_path: Path) -> None:
     assert stored_shapes(tmp_path) == shapes
 
 
-def test_no_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [None, "{", "[1]", "null"])
+def test_config_that_is_none(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        Fields.read(tmp_path / "nowhere")
+        Fields.read(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "null"])
-def test_config_that_is_none(folder: Path, text: str) -> None:
-    (folder / "config.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"config\.json"):
-        Fields.read(folder)
-
-
-def test_missing_shard(folder: Path) -> None:
-    path = shard_of(folder, NORM)
+@pytest.mark.parametrize("left", [None, "cut", "without"])
+def test_shards_that_are_not_whole(folder: Path, left: str | None) -> None:
+    path = folder / json.loads((folder / INDEX).read_text())["weight_map"][NORM]
+    content, tensors = path.read_bytes(), load_file(path)
     path.unlink()
-    with pytest.raises(CheckpointError, match=path.name):
-        stored_shapes(folder)
-
-
-def test_damaged_shard(folder: Path) -> None:
-    path = shard_of(folder, NORM)
-    path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(CheckpointError, match=path.name):
-        stored_shapes(folder)
-
-
-def test_shard_without_a_tensor_of_the_index(folder: Path) -> None:
-    path = shard_of(folder, NORM)
-    tensors = load_file(path)
-    del tensors[NORM]
-    save_file(tensors, path)
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight according to"):
+    if left == "cut":
+        path.write_bytes(content[:-10])
+    elif left == "without":
+        save_file({name: x for name, x in tensors.items() if name != NORM}, path)
+    message = r"model\.norm\.weight according to" if left == "without" else path.name
+    with pytest.raises(CheckpointError, match=message):
         stored_shapes(folder)
 
 

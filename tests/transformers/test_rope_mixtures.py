@@ -25,12 +25,8 @@ ROTARY = {
     "gpt_neox": (GPTNeoXRotaryEmbedding, "rotary_emb_base"),
 }
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 96,
-}
+SIZES: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES |= {"max_position_embeddings": 96}
 
 RAMP = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
@@ -63,9 +59,8 @@ def test_readers_read_mixtures_as_transformers(
         made: Any = rotary(CONFIG_MAPPING[family].from_dict(json.loads(json.dumps(fields))))
         expected, gain = made.inv_freq, made.attention_scaling
         told = f"rope_scaling={old}, rope_parameters={new}"
-        kinds = (
-            [family] if family != "llama" or not (old or new or base) else [family, "of_no_library"]
-        )
+        unlisted = family == "llama" and (old or new or base)
+        kinds = [family, "of_no_library"] if unlisted else [family]
         for kind in kinds:
             config = ModelConfig.of(fields | {"model_type": kind})
             rotation = TRANSFORMERS.rotations(config, 20)[""]

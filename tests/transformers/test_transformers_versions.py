@@ -81,12 +81,9 @@ def test_imports_end_in_a_sentence_with_the_number(part: str, tmp_path: Path) ->
     info.mkdir()
     (info / "METADATA").write_text(f"Name: transformers\nVersion: {OLD}\n")
     paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", f"import posenc.transformers.{part}"],
-        env=os.environ | {"PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", f"import posenc.transformers.{part}"]
+    given = os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run(command, env=given, capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 1
     assert last.startswith("posenc.errors.VersionError: ")

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from functools import cache
-from html.parser import HTMLParser
+from html import unescape
 from pathlib import Path
 
 from tests.website.pages import ROOT
@@ -30,9 +30,8 @@ def site() -> Path:
         command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d"]
         command += [str(BUILD / "doctrees"), str(ROOT / "docs"), str(SITE)]
         path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
-        )
+        given = os.environ | {"PYTHONPATH": path}
+        done = subprocess.run(command, capture_output=True, text=True, env=given)
         if done.returncode:  # what it read stays read, and would not warn again
             shutil.rmtree(BUILD / "doctrees", ignore_errors=True)
         assert done.returncode == 0, done.stderr
@@ -46,7 +45,12 @@ def site() -> Path:
     return SITE
 
 
-class Page(HTMLParser):
+def words(markup: str) -> str:
+    """Words between tags, with single spaces."""
+    return " ".join(unescape(re.sub(r"<!--.*?-->|<[^>]*>", "", markup, flags=re.DOTALL)).split())
+
+
+class Page:
     """Facts of a page that the tests ask for.
 
     Attributes:
@@ -54,50 +58,22 @@ class Page(HTMLParser):
         loaded: addresses of what the page loads: scripts, styles, pictures.
         anchors: ids.
         headings: levels, in order.
-        pictures: alternative texts; None where there is none.
+        pictures: tags of pictures without an alternative text.
         text: all words, with single spaces.
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-        self.links: list[tuple[str, str]] = []
-        self.loaded: list[str] = []
-        self.anchors: set[str] = set()
-        self.headings: list[int] = []
-        self.pictures: list[str | None] = []
-        self._words: list[str] = []
-        self._open: tuple[str, int] | None = None
-        self._hidden = 0
-        self.feed(path.read_text())
-        self.text = " ".join("".join(self._words).split())
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
-        self.anchors |= {values["id"]} if values.get("id") else set()
-        if tag == "a" and values.get("href"):
-            self._open = (str(values["href"]), len(self._words))
-        if re.fullmatch("h[1-6]", tag):
-            self.headings.append(int(tag[1]))
-        if tag == "img":
-            self.pictures.append(values.get("alt"))
-        if tag in ("img", "script", "iframe") and values.get("src"):
-            self.loaded.append(str(values["src"]))
-        if tag == "link" and values.get("rel") in ("stylesheet", "preload", "icon"):
-            self.loaded.append(str(values["href"]))
-        self._hidden += tag in ("script", "style")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "a" and self._open:
-            address, begin = self._open
-            text = " ".join("".join(self._words[begin:]).split())
-            self.links.append((text, address))
-            self._open = None
-        self._hidden -= tag in ("script", "style")
-
-    def handle_data(self, data: str) -> None:
-        if not self._hidden:
-            self._words.append(data)
+        self.path, markup = path, path.read_text()
+        shown = re.sub(r"<(script|style)\b.*?</\1>", "", markup, flags=re.DOTALL)
+        links = re.findall(r'<a\b[^>]*?\bhref="([^"]+)"[^>]*>(.*?)</a>', shown, re.DOTALL)
+        self.links = [(words(text), unescape(address)) for address, text in links]
+        self.loaded = re.findall(r'<(?:img|script|iframe)\b[^>]*\bsrc="([^"]+)"', markup)
+        styles = re.findall(r'<link\b[^>]*\brel="(?:stylesheet|preload|icon)"[^>]*>', markup)
+        self.loaded += re.findall(r'\bhref="([^"]+)"', "".join(styles))
+        self.anchors = set(re.findall(r"""<[a-z][^>]*?\sid=["']?([^"'\s>]+)""", markup))
+        self.headings = [int(level) for level in re.findall(r"<h([1-6])\b", shown)]
+        self.pictures = [tag for tag in re.findall(r"<img\b[^>]*>", shown) if " alt=" not in tag]
+        self.text = words(shown)
 
     def target(self, address: str) -> Path | None:
         """The file that a relative address leads to; None for other addresses."""

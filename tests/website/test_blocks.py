@@ -1,10 +1,12 @@
-"""Every block of code of every page runs, and every command line names what exists."""
+"""Code of pages and notebooks runs, and command lines name what exists."""
 
 from __future__ import annotations
 
 import doctest
 import importlib.util
+import json
 import re
+import runpy
 import shlex
 from pathlib import Path
 from typing import Any
@@ -79,7 +81,7 @@ def lines(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("path", TYPED, ids=name)
 def test_commands_and_options_exist(path: Path) -> None:
-    commands = get_command(app).commands  # type: ignore[attr-defined]
+    commands = get_command(app).commands
     for _, text in blocks(path.read_text(), "console", "bash"):
         for program, *words in lines(text):
             options = {word.partition("=")[0] for word in words if word.startswith("--")}
@@ -96,7 +98,28 @@ def test_commands_and_options_exist(path: Path) -> None:
 
 
 def test_a_wrong_option_is_noticed(tmp_path: Path) -> None:
-    assert lines("$ posenc doctor x --sec 0\nprinted\n") == [
-        ["posenc", "doctor", "x", "--sec", "0"]
-    ]
+    words = ["posenc", "doctor", "x", "--sec", "0"]
+    assert lines("$ posenc doctor x --sec 0\nprinted\n") == [words]
     assert lines("posenc compare --out x \\\n    --nodes 8  # eight\n")[0][-2:] == ["--nodes", "8"]
+
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def test_notebooks_are_current() -> None:
+    made: dict[Path, str] = runpy.run_path(str(ROOT / "scripts/notebooks.py"))["notebooks"]()
+    assert sorted(made) == NOTEBOOKS
+    for path, text in made.items():
+        assert path.read_text() == text, f"{path.name} is not current. Remedy: make docs"
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_cells_run(path: Path) -> None:
+    cells = json.loads(path.read_text())["cells"]
+    code = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
+    assert code[0].startswith("%pip install")
+    torch.manual_seed(0)
+    names: dict[str, Any] = {"__name__": "notebook"}
+    for number, source in enumerate(code[1:]):
+        exec(compile(source, f"{path.name}, cell {number}", "exec"), names)

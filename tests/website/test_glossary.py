@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from types import ModuleType
+import runpy
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,14 +26,8 @@ APART = re.compile(
 """Parts of a page that are not sentences of it."""
 
 
-def extension() -> ModuleType:
-    """The extension of the site that links words."""
-    spec = importlib.util.spec_from_file_location("glossed", DOCS / "_ext" / "glossed.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+glossed = SimpleNamespace(**runpy.run_path(str(DOCS / "_ext" / "glossed.py")))
+"""The extension of the site that links words."""
 
 
 def definition(term: str) -> str:
@@ -57,17 +51,13 @@ def test_names_of_sites_backends_and_engines_are_explained() -> None:
 
 def test_every_term_is_linked_or_has_another_sense() -> None:
     """A new term is put into one of the two lists; a form matches its own term."""
-    glossed = extension()
     assert sorted([*glossed.GLOSSED, *glossed.AMBIGUOUS]) == sorted(TERMS)
     for term in glossed.GLOSSED:
-        match = glossed.WORDS.fullmatch(term)
-        assert match is not None
-        assert glossed.term_of(match) == term
+        assert glossed.term_of(glossed.WORDS.fullmatch(term)) == term
 
 
 @pytest.mark.long
 def test_pages_lead_to_the_glossary_where_they_use_its_words() -> None:
-    glossed = extension()
     used = 0
     missing = set()
     for name, page in pages().items():

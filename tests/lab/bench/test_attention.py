@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from benchmarks.attention.contenders import Eager, Plain, WrittenOut
 from benchmarks.attention.limits import BY_AMX, LIMITS, Limit, Readings
 from benchmarks.attention.memory import SEPARATE_BLOCKS, MemoryMeter
 from benchmarks.attention.page import tables
-from benchmarks.attention.plan import Plan
+from benchmarks.attention.plan import Job, Plan
 from benchmarks.attention.run import measure
 from benchmarks.measuring import filled, table
 
@@ -49,14 +51,10 @@ def test_peaks_tell_linear_memory_from_quadratic(meter: MemoryMeter) -> None:
     peaks = [meter.measure(contender, one) for contender in (Plain(), Eager(), Plain())]
     before = meter.measure(WrittenOut(), replace(one, encoding="nope"))
     (forward, plain), (_, eager), (_, again) = peaks
-    assert isinstance(plain, int)
     assert 3 * 2 * 2048 * 8 * 4 <= plain < logits / 2
-    assert isinstance(eager, int)
     assert eager > 2 * logits
-    assert isinstance(forward, int)
     assert forward <= plain
     # What came before does not raise what comes after.
-    assert isinstance(again, int)
     assert again < logits / 2
     assert before == "there is no score to write out"
 
@@ -95,7 +93,7 @@ def test_limits_compare_with_the_right_readings() -> None:
         ("fits", 1.0): (1.0, True),
     }
     for (quantity, bound), (value, met) in wanted.items():
-        limit = Limit(row="", encoding="t5", quantity=quantity, length=64, bound=bound)  # type: ignore[arg-type]
+        limit = Limit(row="", encoding="t5", quantity=quantity, length=64, bound=bound)
         assert Readings(rows).value(limit) == value
         assert limit.met(value) == met
     limit = Limit(row="", encoding="t5", quantity="forward", length=128, bound=1.0)
@@ -108,18 +106,13 @@ def test_limits_of_generation_compare_with_rope_and_transformers() -> None:
         reading("transformers", level="token", causal=True, forward_ratio=1.2),
     ]
     for quantity, value in (("of rope", 1.1), ("of transformers", 1.1 / 1.2)):
-        limit = Limit(row="", encoding="t5", quantity=quantity, length=64, bound=1.0, causal=True)  # type: ignore[arg-type]
+        limit = Limit(row="", encoding="t5", quantity=quantity, length=64, bound=1.0, causal=True)
         assert Readings(rows).value(limit) == pytest.approx(value)
 
 
 def test_limits_in_half_precision_are_wider() -> None:
-    (both,) = [
-        limit.bound
-        for limit in LIMITS["cpu"]
-        if (limit.encoding, limit.quantity, limit.dtype, limit.length)
-        == ("swin", "both", "bfloat16", 2048)
-    ]
-    assert both == pytest.approx(1.3 * 1.1)
+    bounds = {(x.encoding, x.quantity, x.dtype, x.length): x.bound for x in LIMITS["cpu"]}
+    assert bounds["swin", "both", "bfloat16", 2048] == pytest.approx(1.3 * 1.1)
 
 
 def test_limits_by_amx_are_stricter_than_those_they_stand_for() -> None:
@@ -135,29 +128,29 @@ def test_limits_by_amx_are_stricter_than_those_they_stand_for() -> None:
 # Plans
 
 
+def contenders(job: Job) -> list[str]:
+    return [contender.name for contender in job.contenders]
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_the_full_plan_measures_what_every_limit_needs(device: str) -> None:
     plan = Plan(device=device, full=device == "cpu")
     jobs = plan.jobs()
     assert {limit.encoding for limit in plan.limits()} <= {job.case.encoding for job in jobs}
     assert plan.limits() == list(LIMITS[device])
+    same = attrgetter("encoding", "length", "causal", "dtype", "batch", "heads")
     for limit in plan.limits():
         found = [
             job
             for job in jobs
-            if (job.case.encoding, job.case.length, job.case.causal, job.case.dtype)
-            == (limit.encoding, limit.length, limit.causal, limit.dtype)
-            and (job.case.batch, job.case.heads) == (limit.batch, limit.heads)
+            if same(job.case) == same(limit)
             and (not any(job.rounds) or job.contenders[0].level == limit.level)
-            and "posenc" in {contender.name for contender in job.contenders}
+            and "posenc" in contenders(job)
         ]
         assert any(job.memory if limit.about_memory else job.rounds[0] for job in found), limit
         if limit.about_memory and limit.quantity != "fits":
-            assert any(
-                PLAIN in {contender.name for contender in job.contenders}
-                for job in jobs
-                if job.case.length == limit.length and job.memory
-            )
+            measured = [job for job in jobs if job.case.length == limit.length and job.memory]
+            assert any(PLAIN in contenders(job) for job in measured)
 
 
 def test_timed_jobs_begin_with_their_base() -> None:
@@ -171,13 +164,13 @@ def test_timed_jobs_begin_with_their_base() -> None:
 def test_a_plan_alone_has_posenc_and_sdpa() -> None:
     jobs = Plan(alone=True, parts=["calls"]).jobs()
     assert {job.case.encoding for job in jobs} == set(METHODS)
-    assert {contender.name for job in jobs for contender in job.contenders} == {PLAIN, "posenc"}
+    assert {name for job in jobs for name in contenders(job)} == {PLAIN, "posenc"}
     assert not any(job.memory for job in jobs)
 
 
 def test_a_plan_for_cuda_has_rotations_within_the_kernels_and_before() -> None:
     found = {
-        (job.case.encoding, job.case.length): [contender.name for contender in job.contenders]
+        (job.case.encoding, job.case.length): contenders(job)
         for job in Plan(device="cuda").jobs()
         if job.rounds[0] and not job.case.causal and job.contenders[0].level == "call"
     }
@@ -212,13 +205,17 @@ def test_a_full_plan_has_both_masks_and_dtypes_and_every_part() -> None:
 
 
 def small(**options: object) -> Plan:
-    return Plan(encodings=["shaw"], lengths=[16], rounds=1, **options)  # type: ignore[arg-type]
+    return Plan(encodings=["shaw"], lengths=[16], rounds=1, **options)
+
+
+def rows(job: Job) -> list[dict[str, Any]]:
+    with MemoryMeter("cuda") as meter:  # in this process
+        return measure(job, meter)
 
 
 def test_rows_have_times_errors_and_memory() -> None:
     (job,) = small(parts=["calls"], causal=False, alone=True).jobs()
-    with MemoryMeter("cuda") as meter:  # in this process
-        plain, mine = measure(replace(job, memory=True), meter)
+    plain, mine = rows(replace(job, memory=True))
     assert (plain["forward_ratio"], plain["both_ratio"]) == (1.0, 1.0)
     assert mine["served_by"]
     assert 0 < mine["output_error"] < 1e-5
@@ -239,24 +236,20 @@ class Broken(Plain):
 def test_only_other_libraries_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     (job,) = small(parts=["calls"], causal=False, alone=True).jobs()
     broken = replace(job, contenders=(*job.contenders, Broken()))
-    with MemoryMeter("cuda") as meter:
-        *_, row = measure(broken, meter)
-        assert (row["refusal"], row["forward_ratio"]) == ("it fails with RuntimeError", None)
-        monkeypatch.setattr(Broken, "foreign", False)
-        with pytest.raises(RuntimeError, match="no compiler"):
-            measure(broken, meter)
+    *_, row = rows(broken)
+    assert (row["refusal"], row["forward_ratio"]) == ("it fails with RuntimeError", None)
+    monkeypatch.setattr(Broken, "foreign", False)
+    with pytest.raises(RuntimeError, match="no compiler"):
+        rows(broken)
 
 
 def test_a_bench_of_generation() -> None:
     job = small(parts=["decoding"]).jobs()[0]
-    with MemoryMeter("cuda") as meter:
-        rows = {
-            row["contender"]: row
-            for row in measure(replace(job, case=replace(job.case, length=16)), meter)
-        }
-    assert rows["posenc"]["forward_ratio"] is not None
-    assert rows["posenc"]["both_ratio"] is None
-    theirs = rows["transformers"]
+    short = replace(job, case=replace(job.case, length=16))
+    found = {row["contender"]: row for row in rows(short)}
+    assert found["posenc"]["forward_ratio"] is not None
+    assert found["posenc"]["both_ratio"] is None
+    theirs = found["transformers"]
     assert (theirs["forward_ratio"] is None) == bool(theirs["refusal"])
 
 
@@ -264,8 +257,7 @@ def test_a_bench_of_generation() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_bench_on_a_gpu_measures_what_flex_takes() -> None:
     (job,) = Plan(encodings=["t5"], lengths=[256], rounds=2, device="cuda", parts=["calls"]).jobs()
-    with MemoryMeter("cuda") as meter:
-        found = {row["contender"]: row for row in measure(job, meter)}
+    found = {row["contender"]: row for row in rows(job)}
     for name in (PLAIN, "posenc", "FlexAttention"):
         assert found[name]["both_ratio"] is not None, found[name]["refusal"]
         assert found[name]["both_memory"] is not None
@@ -312,7 +304,6 @@ def test_the_chart_has_a_panel_an_encoding_and_logarithmic_axes() -> None:
         for n in (16, 32)
     ]
     spec = draw(rows, "a machine")
-    assert spec is not None
     assert len(spec["vconcat"]) == 2
     for part in spec["vconcat"]:
         encoding = part["spec"]["encoding"]

@@ -46,26 +46,20 @@ def test_times_are_of_a_token_and_relative_to_the_first(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
-        ({"encodings": []}, ArgumentError),
-        ({"encodings": ["learned"]}, ArgumentError),
-        ({"lengths": [1]}, ArgumentError),
-        ({"lengths": [2**40]}, ArgumentError),
+        *(({"encodings": names}, ArgumentError) for names in ([], ["learned"])),
+        *(({"lengths": [length]}, ArgumentError) for length in (1, 2**40)),
         ({"encodings": ["cope"], "causal": False}, ArgumentError),
         ({"backends": ["fast"]}, UnknownNameError),
-        ({"rounds": 0}, ArgumentError),
-        ({"threads": True}, ArgumentError),
-        ({"device": "tpu"}, ArgumentError),
-        ({"device": "mps"}, ArgumentError),
-        ({"device": "cuda:99"}, ArgumentError),
+        *(({"device": name}, ArgumentError) for name in ("tpu", "mps", "cuda:99")),
         ({"dtypes": ["int8"]}, UnknownNameError),
-        ({"dtypes": []}, ArgumentError),
+        *((wrong, ArgumentError) for wrong in ({"rounds": 0}, {"threads": True}, {"dtypes": []})),
     ],
 )
 def test_settings_refuse_what_makes_no_sense(
     options: dict[str, object], kind: type[Exception]
 ) -> None:
     with pytest.raises(kind):
-        BenchSettings(**options)  # type: ignore[arg-type]
+        BenchSettings(**options)
 
 
 def test_all_kinds_of_terms_are_timed_by_default() -> None:
@@ -78,31 +72,20 @@ def test_all_kinds_of_terms_are_timed_by_default() -> None:
 
 def test_cases_are_those_chosen_once_each() -> None:
     settings = BenchSettings(encodings=["kerple", "cope"], lengths=[96, 64, 96])
-    assert [(case.encoding, case.length, case.causal) for case in settings.cases()] == [
-        ("kerple", 64, False),
-        ("cope", 64, True),
-        ("kerple", 96, False),
-        ("cope", 96, True),
-    ]
+    wanted = ["kerple, 64 tokens", "cope, 64 tokens, causal"]
+    wanted += [case.replace("64", "96") for case in wanted]
+    assert [str(case) for case in settings.cases()] == wanted
     both = BenchSettings(encodings=["t5"], dtypes=["float32", "bfloat16"], causal=True, lengths=[8])
-    assert [str(case) for case in both.cases()] == [
-        "t5, 8 tokens, causal",
-        "t5, 8 tokens, causal, bfloat16",
-    ]
+    wanted = ["t5, 8 tokens, causal", "t5, 8 tokens, causal, bfloat16"]
+    assert [str(case) for case in both.cases()] == wanted
     assert str(Case(encoding="t5", length=8, batch=4)) == "t5, 4 × 8 tokens"
 
 
 @pytest.fixture(scope="module")
 def report() -> BenchReport:
     """A bench of two encodings at two tiny lengths."""
-    settings = BenchSettings(
-        encodings=["t5", "shaw@frozen"],
-        lengths=[16, 32],
-        backends=["auto", "sdpa"],
-        heads=2,
-        head_dim=8,
-        rounds=2,
-    )
+    what = {"encodings": ["t5", "shaw@frozen"], "lengths": [16, 32], "backends": ["auto", "sdpa"]}
+    settings = BenchSettings(**what, heads=2, head_dim=8, rounds=2)
     steps: list[tuple[str, float]] = []
     before = torch.get_num_threads(), dict(os.environ)
     done = bench(settings, progress=lambda *step: steps.append(step))
@@ -127,8 +110,7 @@ def test_a_bench_times_every_backend_in_every_case(report: BenchReport) -> None:
             assert times.forward_seconds is None
             continue
         assert one.refusal == ""
-        assert times.forward_seconds is not None
-        assert times.both_seconds is not None
+        assert min(times.forward_seconds, times.both_seconds) > 0
         assert times.rounds == (2, 2)
         assert (one.served_by == "") == (one.contender == PLAIN)
         if one.contender == PLAIN:

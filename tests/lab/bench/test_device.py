@@ -59,20 +59,18 @@ def step(*results: dict[str, Any], state: str = "complete") -> dict[str, Any]:
 
 
 def test_the_page_shows_what_failed_and_what_was_not_reached() -> None:
+    unsettled = [
+        {"item": "a.py::test_a[1]", "outcome": "passed"},
+        {"item": "a.py::test_a[2]", "outcome": "failed", "reason": "out of\nmemory"},
+        {"item": "a.py::test_b", "outcome": "not run"},
+    ]
+    late = {"item": "t5, 8192 × 64: FlexAttention", "error": device.OUT_OF_TIME}
     steps = {
         "environment": step({"item": "environment", "device": "X|Y", "memory": 10**9}),
         "trial": step({"item": "triton", "difference": "its output is off"}),
-        "tests": step(
-            {"item": "a.py::test_a[1]", "outcome": "passed"},
-            {"item": "a.py::test_a[2]", "outcome": "failed", "reason": "out of\nmemory"},
-            {"item": "a.py::test_b", "outcome": "not run"},
-            state=device.OUT_OF_TIME,
-        ),
+        "tests": step(*unsettled, state=device.OUT_OF_TIME),
         "static": step({"item": "none, near, width 64", "error": "CompilationError: no"}),
-        "times": step(
-            {"item": "t5, 8192 × 64: posenc", "error": "RuntimeError: no"},
-            {"item": "t5, 8192 × 64: FlexAttention", "error": device.OUT_OF_TIME},
-        ),
+        "times": step({"item": "t5, 8192 × 64: posenc", "error": "RuntimeError: no"}, late),
         "long": step(state="the process ended with code -9"),
     }
     record = {"date": "", "revision": "", "dry_run": False, "minutes": 25, "steps": steps}

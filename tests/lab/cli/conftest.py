@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from tests.support.commands import forked_workers, inspect_here, run_command
+from tests.support.commands import forked_workers, inspect_here
 from tests.support.measuring import few_windows
 
 __all__ = ["few_windows", "forked_workers"]
@@ -24,14 +24,3 @@ def _threads() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _inspected_here(monkeypatch: pytest.MonkeyPatch) -> None:
     inspect_here(monkeypatch)
-
-
-@pytest.fixture
-def posenc() -> Callable[..., tuple[int, str, str]]:
-    """Runs a command: its exit code, and what it printed to either stream, on one line."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        done = run_command(*map(str, arguments))
-        return done.returncode, " ".join(done.stdout.split()), " ".join(done.stderr.split())
-
-    return run

@@ -15,9 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from posenc.lab.bench.passes import Times
+from posenc.lab.bench.run import BenchReading, BenchReport, BenchSettings
+from posenc.lab.cli import bench as bench_command
 from posenc.lab.cli.app import run
+from posenc.lab.cli.console import OUT
 from posenc.lab.visualization.catalogue import DocstringSections
 from posenc.registry import ENCODINGS
+from tests.support.commands import refusal
 from tests.support.commands import run_command as posenc
 
 TINY = [
@@ -37,19 +42,23 @@ def from_shell(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
+def succeed(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    done = posenc(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """A tiny comparison: its folder, standard output and standard error."""
     out = tmp_path_factory.mktemp("cli") / "out"
-    done = posenc("compare", *QUICK, "--out", out)
-    assert done.returncode == 0, done.stderr
+    done = succeed("compare", *QUICK, "--out", out)
     return out, done.stdout, done.stderr
 
 
 def test_list_names_every_method_whole() -> None:
     for columns in (80, 160):
         done = posenc("list", columns=columns)
-        assert done.returncode == 0
         for name in ENCODINGS:
             assert name in done.stdout
         assert "…" not in done.stdout.replace("max_length…", "")
@@ -63,14 +72,6 @@ def test_list_as_json_and_by_site() -> None:
     alibi = next(item for item in listed if item["name"] == "alibi")
     assert alibi["citation"]["year"] == 2021
     assert alibi["options"] == {"learned": False, "asymmetric": False}
-
-
-@pytest.mark.parametrize("name", ["rope", "sinusoidal", "t5", "nope"])
-def test_show_tells_formula_options_and_source(name: str) -> None:
-    done = posenc("show", name)
-    assert done.returncode == 0
-    for words in ("By distance", "cite", "beyond training length", "on the CPU"):
-        assert words in done.stdout
 
 
 @pytest.mark.parametrize(("name", "columns"), [("rope_pp", 80), ("deberta", 60), ("t5", 120)])
@@ -92,38 +93,26 @@ def test_show_fills_its_lines(name: str, columns: int) -> None:
 def test_show_draws_pictures(tmp_path: Path) -> None:
     for kind, start in (("png", b"\x89PNG"), ("svg", b"<svg"), ("html", b"<!DOCTYPE html>")):
         out = tmp_path / f"alibi.{kind}"
-        assert posenc("show", "alibi", "--out", out).returncode == 0
+        succeed("show", "alibi", "--out", out)
         assert out.read_bytes().lstrip().startswith(start)
-    refused = posenc("show", "alibi", "--out", tmp_path / "alibi.gif")
-    assert refused.returncode == 2
-    assert ".png, .svg, .html" in refused.stderr
-
-
-def test_gallery_is_one_page(tmp_path: Path) -> None:
     out = tmp_path / "gallery.html"
-    done = posenc("gallery", "--encodings", "nope, alibi", "--out", out)
-    assert done.returncode == 0, done.stderr
-    assert f"Gallery: {out}" in done.stdout
+    told = succeed("gallery", "--encodings", "nope, alibi", "--out", out).stdout
+    assert f"Gallery: {out}" in told
     assert out.read_text().count("<article") == 2
 
 
-def test_show_joins_encodings() -> None:
-    shown = posenc("show", "rope+alibi@base=100", "--option", "gain=2")
-    assert shown.returncode == 0
-    assert shown.stdout.count("options and defaults") == 2
+def test_show_joins_encodings_and_passes_options() -> None:
+    shown = succeed("show", "rope+alibi@base=100", "--option", "gain=2").stdout
+    assert shown.count("options and defaults") == 2
     both = json.loads(posenc("show", "rope+alibi", "--json").stdout)
     assert [each["name"] for each in both] == ["rope", "alibi"]
-    refused = posenc("show", "yarn")
-    assert refused.returncode == 2
-    assert "posenc.extensions" in refused.stderr.replace("\n", "")
-    assert "Did you mean" not in refused.stderr
-
-
-def test_show_passes_options() -> None:
-    shown = posenc("show", "rope", "--option", "base=100")
-    assert shown.returncode == 0
-    assert shown.stdout != posenc("show", "rope").stdout
-    assert posenc("show", "rope", "--option", "base=1").returncode == 2
+    plain = succeed("show", "rope").stdout
+    assert succeed("show", "rope", "--option", "base=100").stdout != plain
+    for words in ("By distance", "cite", "beyond training length", "on the CPU"):
+        assert words in plain
+    said = refusal("show", "yarn")
+    assert "posenc.extensions" in said
+    assert "Did you mean" not in said
 
 
 def test_compare_ends_in_words_a_table_and_a_report(finished: tuple[Path, str, str]) -> None:
@@ -152,77 +141,61 @@ def test_compare_as_json_is_json_alone(tmp_path: Path) -> None:
 
 
 def test_tasks_are_listed_with_what_to_expect() -> None:
-    done = posenc("tasks")
-    assert done.returncode == 0, done.stderr
+    told = succeed("tasks").stdout
     listed = json.loads(posenc("tasks", "--json").stdout)
     for task in listed:
-        assert task["name"] in done.stdout
+        assert task["name"] in told
         assert task["expected"]
         assert task["defaults"]["test_lengths"][0] == task["defaults"]["train_length"]
     assert {"language", "copy", "scan"} <= {task["name"] for task in listed}
-    assert "needle_rows = 0.25" in done.stdout
+    assert "needle_rows = 0.25" in told
 
 
 def test_compare_on_another_task(tmp_path: Path) -> None:
     options = ["--encodings", "t5,learned", "--test-lengths", "24", "--option", "symbols=8"]
     size = ["--steps", "3", "--seeds", "1", "--width", "16", "--heads", "2", "--layers", "1"]
     out = tmp_path / "out"
-    done = posenc("compare", "--task", "copy", *options, *size, "--out", out)
-    assert done.returncode == 0, done.stderr
-    assert "Not learned, so no verdict" in done.stdout
-    assert "sinusoidal (unsorted)" in done.stdout.replace("\n", " ")
+    told = succeed("compare", "--task", "copy", *options, *size, "--out", out).stdout
+    assert "Not learned, so no verdict" in told
+    assert "sinusoidal (unsorted)" in told.replace("\n", " ")
     record = json.loads((out / "report" / "comparison.json").read_text())
     assert record["task"] == "copy"
     assert record["length_unit"] == "symbols"
     assert record["provenance"]["settings"]["options"] == {"symbols": 8, "distinct": False}
     assert "Kazemnejad" in (out / "report" / "index.html").read_text()
-    again = posenc("compare", "--resume", "--out", out)
-    assert again.returncode == 0, again.stderr
-    assert "finished before" in again.stderr
+    assert "finished before" in succeed("compare", "--resume", "--out", out).stderr
 
 
 def test_compare_on_a_text_of_ones_own_that_is_no_utf8(tmp_path: Path) -> None:
     text = tmp_path / "text.bin"
     text.write_bytes(bytes(range(256)) * 400)
-    done = posenc("compare", *QUICK, "--seeds", "1", "--text", text, "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    assert "text.bin" in done.stderr
+    out = ("--text", text, "--out", tmp_path / "out")
+    assert "text.bin" in succeed("compare", *QUICK, "--seeds", "1", *out).stderr
 
 
 def test_resume_of_a_finished_comparison_trains_nothing(finished: tuple[Path, str, str]) -> None:
-    out, _, _ = finished
-    done = posenc("compare", "--resume", "--out", out)
-    assert done.returncode == 0, done.stderr
-    assert "6 finished before" in done.stderr
+    assert "6 finished before" in succeed("compare", "--resume", "--out", finished[0]).stderr
 
 
 def test_generate_continues_a_prompt(finished: tuple[Path, str, str]) -> None:
     run = finished[0] / "runs" / "rope" / "seed-0"
     options = ["--prompt", "def ", "--max-new", "9", "--json"]
     told = json.loads(posenc("generate", run, *options).stdout)
-    assert told["prompt"] == "def "
-    assert told["model"] == "llama"
-    again = json.loads(posenc("generate", run / "model", *options).stdout)
-    assert again == told
-    cold = posenc("generate", run, "--temperature", "0", "--max-new", "5")
-    assert cold.returncode == 0
+    assert (told["prompt"], told["model"]) == ("def ", "llama")
+    assert json.loads(posenc("generate", run / "model", *options).stdout) == told
+    cold = succeed("generate", run, "--temperature", "0", "--max-new", "5")
     assert cold.stdout.startswith("def ")
 
 
 WRONG: list[tuple[Sequence[str], str]] = [
-    (["show", "alibbi"], "Did you mean 'alibi'"),
-    (
-        ["generate", "run", "--temperature", "-1"],
-        "--temperature: expected a finite number, 0 or more, got -1",
-    ),
-    (["show", "rope", "--option", "bas=3"], "Did you mean 'base'"),
+    (["generate", "run", "--temperature", "-1"], "--temperature: expected a finite number, 0 or"),
     (["show", "rope", "--option", "base"], "NAME=VALUE"),
+    (["show", "rope", "--option", "base=1"], "base"),
+    (["show", "rope", "-o", "base=abc"], "base: expected a finite number"),
+    (["show", "alibi", "--out", "alibi.gif"], ".png, .svg, .html"),
     (["gallery", "--encodings", "rope,sinusoidl"], "Did you mean 'sinusoidal'"),
     (["gallery", "--encodings", ","], "at least one name"),
-    (["gallery", "--out", "gallery.png"], ".html"),
-    (["compare", "--encodings", "rope,sinusoidl"], "Did you mean 'sinusoidal'"),
     (["compare", "--encodings", ","], "at least one name"),
-    (["compare", "--task", "copi"], "Did you mean 'copy'"),
     (["compare", "--task", "copy", "--option", "symbol=3"], "Did you mean 'symbols'"),
     (["compare", "--task", "copy", "--option", "symbols"], "NAME=VALUE"),
     (["compare", "--task", "copy", "--option", "symbols=many"], "a whole number"),
@@ -241,8 +214,9 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["compare", "--text", "nowhere.txt"], "nowhere.txt"),
     (["compare", "--resume", "--replace"], "both"),
     (["compare", "--resume"], "settings.json"),
-    (["generate", "nowhere"], "config.json"),
     (["generate", "nowhere", "--prompt", ""], "at least one byte"),
+    (["bench", "--encodings", "ropee"], "Did you mean 'rope'"),
+    (["bench", "--device", "cuda:99"], "--device"),
 ]
 
 
@@ -252,11 +226,8 @@ WRONG: list[tuple[Sequence[str], str]] = [
 def test_wrong_input_is_one_clear_error(
     arguments: Sequence[str], message: str, tmp_path: Path
 ) -> None:
-    out = ["--out", str(tmp_path / "out")] if arguments[0] == "compare" else []
-    done = posenc(*arguments, *out)
-    assert done.returncode == 2
-    assert message in done.stderr.replace("\n", " ")
-    assert "Traceback" not in done.stderr
+    out = ["--out", str(tmp_path / "out")] if arguments[0] in ("compare", "bench") else []
+    assert message in refusal(*arguments, *out)
     assert not (tmp_path / "out").exists()
 
 
@@ -264,29 +235,14 @@ def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in posenc("--debug", "show", "alibbi").stderr
 
 
-def test_texts_that_are_unusable(tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").write_bytes(b"")
-    (tmp_path / "tiny.txt").write_bytes(b"abc")
-    for name in ("empty.txt", "tiny.txt"):
-        done = posenc("compare", *QUICK, "--text", tmp_path / name, "--out", tmp_path / "out")
-        assert done.returncode == 2
-        assert "Traceback" not in done.stderr
-
-
-def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("precious")
+def test_texts_and_folders_that_are_unusable(tmp_path: Path) -> None:
+    for name, content in (("empty.txt", b""), ("tiny.txt", b"abc")):
+        (tmp_path / name).write_bytes(content)
+        refusal("compare", *QUICK, "--text", tmp_path / name, "--out", tmp_path / "out")
+    refusal("compare", *QUICK, "--out", tmp_path / "empty.txt" / "out")
     for option in ([], ["--replace"], ["--resume"]):
-        done = posenc("compare", *QUICK, "--out", tmp_path, *option)
-        assert done.returncode == 2
-        assert "Traceback" not in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = posenc("compare", *QUICK, "--out", tmp_path / "file" / "out")
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+        refusal("compare", *QUICK, "--out", tmp_path, *option)
+    assert {path.name for path in tmp_path.iterdir()} == {"empty.txt", "tiny.txt"}
 
 
 def test_a_damaged_model_is_named(finished: tuple[Path, str, str], tmp_path: Path) -> None:
@@ -294,9 +250,8 @@ def test_a_damaged_model_is_named(finished: tuple[Path, str, str], tmp_path: Pat
     model.mkdir()
     for file in (finished[0] / "runs" / "rope" / "seed-0" / "model").iterdir():
         (model / file.name).write_bytes(file.read_bytes()[:-20])
-    done = posenc("generate", model)
-    assert done.returncode == 2
-    assert "json" in done.stderr or "safetensors" in done.stderr
+    said = refusal("generate", model)
+    assert "json" in said or "safetensors" in said
 
 
 @pytest.mark.long
@@ -344,16 +299,58 @@ def test_outputs_in_an_encoding_without_all_characters(
     assert json.loads(printed("list", "--json")) == json.loads(posenc("list", "--json").stdout)
 
 
-def test_version_and_help() -> None:
-    assert posenc("--version").stdout.startswith("posenc 0.")
-    for command in ("list", "show", "gallery", "tasks", "compare", "generate"):
-        told = posenc(command, "--help").stdout
-        assert "Examples:" in told
-        assert f"posenc {command}" in told
+# posenc bench
+
+BENCH = ["bench", "--quick", "--encodings", "t5,cope", "--lengths", "16"]
+BENCH += ["--heads", "2", "--head-dim", "8", "--rounds", "1", "--threads", "1"]
 
 
-def test_options_of_the_wrong_type_are_refused_in_words() -> None:
-    done = posenc("show", "rope", "-o", "base=abc")
-    assert done.returncode != 0
-    assert "base: expected a finite number" in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+def test_bench_prints_ratios_and_writes_results(tmp_path: Path) -> None:
+    done = succeed(*BENCH, "--out", tmp_path / "bench")
+    for words in ("cope, 16 causal", "plain SDPA", "1.00"):
+        assert words in done.stdout
+    assert "t5, 16 tokens" in done.stderr
+    written = json.loads((tmp_path / "bench" / "bench.json").read_text())
+    assert written["settings"]["rounds"] == 1
+
+
+def test_bench_as_json_prints_nothing_else() -> None:
+    done = posenc(*BENCH, "--json")
+    assert done.stderr == ""
+    told = json.loads(done.stdout)
+    assert set(told["verdicts"]) == {"t5", "cope"}
+    assert {r["contender"] for r in told["readings"]} == {"plain SDPA", "posenc"}
+
+
+@pytest.mark.parametrize(("options", "rounds"), [([], 7), (["--quick"], 3)])
+def test_a_quick_bench_has_fewer_rounds(
+    options: list[str], rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[BenchSettings] = []
+
+    def bench(settings: BenchSettings, progress: object) -> BenchReport:
+        found.append(settings)
+        about = {"device": "cpu", "versions": {}}
+        return BenchReport(settings=settings, about=about, seconds=0.0, readings=())
+
+    monkeypatch.setattr("posenc.lab.bench.run.bench", bench)
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
+    succeed("bench", *options)
+    assert [settings.rounds for settings in found] == [rounds]
+
+
+def test_nothing_is_cut_off_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(OUT, "_width", 80)
+    case = {"encoding": "transformer_xl@frozen", "length": 131072, "causal": True}
+    case |= {"dtype": "bfloat16", "times": Times(forward_ratio=1.04, both_ratio=123.7)}
+    names = ("blockwise", "reference")
+    readings = tuple(BenchReading(contender=f"posenc {n}", served_by=n, **case) for n in names)
+    report = BenchReport(settings=BenchSettings(), about={}, seconds=1.0, readings=readings)
+    bench_command._print_readings(report)
+    printed = capsys.readouterr().out
+    assert "…" not in printed
+    assert printed.count("123.70") == 2
+    assert printed.count("transformer_xl@frozen, 131072 causal bf16") == 1
+    assert max(map(len, printed.splitlines())) <= 80

@@ -6,7 +6,6 @@ import io
 import json
 import math
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,13 @@ from rich.console import Console
 from posenc.lab.cli.doctor import engine_table
 from posenc.lab.doctor.words import Engines
 from posenc.lab.evaluation.checkpoint import as_llama
-from tests.support.commands import run_command
+from tests.support.commands import printed, printed_json, refusal, run_command
 from tests.support.samples import next_token_model
 from tests.support.tiny_models import tiny_model
 from tests.transformers.engines.released import RELEASED
 
 pytest.importorskip("transformers")
 
-Run = Callable[..., tuple[int, str, str]]
-DOCTOR = ("--seconds", "0", "--engine")
 SMALL = {"num_hidden_layers": 2, "intermediate_size": 8, "vocab_size": 16}
 
 
@@ -32,20 +29,23 @@ def folder_of(name: str, at: Path, **scaling: Any) -> Path:
     fields = RELEASED[name] | SMALL
     if scaling:
         fields["rope_scaling"] = fields["rope_scaling"] | scaling
+    return write(at, fields)
+
+
+def write(at: Path, fields: dict[str, Any]) -> Path:
     (at / "config.json").write_text(json.dumps(fields))
     return at
 
 
-def test_a_scaling_that_one_engine_ignores(posenc: Run, tmp_path: Path) -> None:
-    folder = folder_of("Llama-3.1-8B", tmp_path)
-    fields = json.loads((folder / "config.json").read_text())
-    fields["rope_parameters"] = fields.pop("rope_scaling") | {
-        "rope_theta": fields.pop("rope_theta")
-    }
-    (folder / "config.json").write_text(json.dumps(fields))
-    code, printed, said = posenc("doctor", folder, *DOCTOR, "all")
-    assert code == 0, said
-    words = " ".join(printed.split())
+def diagnosed(folder: Path, engine: str) -> str:
+    return printed("doctor", folder, "--seconds", "0", "--engine", engine)
+
+
+def test_a_scaling_that_one_engine_ignores(tmp_path: Path) -> None:
+    fields = RELEASED["Llama-3.1-8B"] | SMALL
+    theta = {"rope_theta": fields.pop("rope_theta")}
+    fields["rope_parameters"] = fields.pop("rope_scaling") | theta
+    words = diagnosed(write(tmp_path, fields), "all")
     assert "vLLM, SGLang and llama.cpp rotate as transformers does." in words
     assert (
         "mlx-lm ignores base and scaling: wrong from the first tokens on: "
@@ -55,11 +55,9 @@ def test_a_scaling_that_one_engine_ignores(posenc: Run, tmp_path: Path) -> None:
     assert '"rope_theta": 500000.0' in words
 
 
-def test_the_same_as_json(posenc: Run, tmp_path: Path) -> None:
+def test_the_same_as_json(tmp_path: Path) -> None:
     folder = folder_of("Qwen3-8B, YaRN of its card", tmp_path, attention_factor=1.0)
-    code, printed, said = posenc("doctor", folder, *DOCTOR, "llama.cpp", "--json")
-    assert code == 0, said
-    found = json.loads(printed)
+    found = printed_json("doctor", folder, "--seconds", "0", "--engine", "llama.cpp")
     assert [one["engine"] for one in found["engines"]] == ["transformers", "llama.cpp"]
     gains = [one["rotations"][""]["gain"] for one in found["engines"]]
     assert gains == pytest.approx([1.0, 0.1 * math.log(4) + 1])
@@ -69,10 +67,8 @@ def test_the_same_as_json(posenc: Run, tmp_path: Path) -> None:
     assert set(found["right_in_all"]["left"]) == {"llama.cpp"}
 
 
-def test_longest_texts_and_differences_without_a_remedy(posenc: Run, tmp_path: Path) -> None:
-    code, printed, said = posenc("doctor", folder_of("Phi-3-mini-128k", tmp_path), *DOCTOR, "vllm")
-    assert code == 0, said
-    words = " ".join(printed.split())
+def test_longest_texts_and_differences_without_a_remedy(tmp_path: Path) -> None:
+    words = diagnosed(folder_of("Phi-3-mini-128k", tmp_path), "vllm")
     assert "vLLM takes texts of up to 4,096 tokens unless it is told otherwise" in words
     assert "No line of config.json makes more engines rotate as transformers does." in words
 
@@ -90,10 +86,9 @@ WINDOWS = {
 
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_the_table_is_cut_at_no_width(width: int, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(WINDOWS))
     terminal = Console(file=io.StringIO(), width=width)
     with terminal.capture() as capture:
-        terminal.print(engine_table(Engines.of(tmp_path, "all")))
+        terminal.print(engine_table(Engines.of(write(tmp_path, WINDOWS), "all")))
     table = capture.get()
     assert "…" not in table
     assert max(map(len, table.splitlines())) <= width
@@ -102,68 +97,48 @@ def test_the_table_is_cut_at_no_width(width: int, tmp_path: Path) -> None:
     assert ("mlx-lm, full_attention" in table) is (width > 80)
 
 
-def test_a_model_without_a_rule_is_not_said_to_differ(posenc: Run, tmp_path: Path) -> None:
+def test_a_model_without_a_rule_is_not_said_to_differ(tmp_path: Path) -> None:
     chunks = {"dual_chunk_attention_config": {"chunk_size": 262144, "local_size": 8192}}
     fields = RELEASED["Qwen2.5-7B-Instruct-1M"] | SMALL | chunks
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    code, printed, said = posenc("doctor", tmp_path, *DOCTOR, "vllm")
-    assert code == 0, said
-    words = " ".join(printed.split())
+    words = diagnosed(write(tmp_path, fields), "vllm")
     assert "vLLM is not compared: it counts positions in chunks, by dual_chunk" in words
     assert "No line of config.json" not in words
     assert "differ" not in words.partition("By the rules of the engines")[2]
 
 
-def test_layers_that_rotate_by_no_rule_are_named(posenc: Run, tmp_path: Path) -> None:
+def test_layers_that_rotate_by_no_rule_are_named(tmp_path: Path) -> None:
     """nanochat rotates in its own code, by the config's frequencies; GPT-J has no such fields."""
     fields = {"model_type": "gptj", "n_layer": 1, "n_embd": 64, "n_head": 2, "rotary_dim": 8}
-    (tmp_path / "config.json").write_text(json.dumps(fields | {"vocab_size": 8}))
-    code, printed, said = posenc("doctor", tmp_path, *DOCTOR, "all")
-    assert code == 0, said
-    assert "Engines: not compared, the config states no rotation." in printed
+    words = diagnosed(write(tmp_path, fields | {"vocab_size": 8}), "all")
+    assert "Engines: not compared, the config states no rotation." in words
 
 
 @pytest.mark.parametrize(("engine", "ending"), [("vllm", " --for vllm"), ("all", "")])
 def test_the_command_that_extends_it_is_for_the_engine(
-    engine: str, ending: str, posenc: Run, tmp_path: Path
+    engine: str, ending: str, tmp_path: Path
 ) -> None:
-    code, printed, said = posenc("doctor", folder_of("Qwen3-8B", tmp_path), *DOCTOR, engine)
-    assert code == 0, said
     command = f"posenc extend {tmp_path} --method yarn --factor 4{ending}"
-    assert "".join(printed.split()).endswith("".join(command.split()))
+    words = diagnosed(folder_of("Qwen3-8B", tmp_path), engine)
+    assert "".join(words.split()).endswith("".join(command.split()))
 
 
-@pytest.mark.parametrize("command", [("doctor", "--engine"), ("extend", "--for")])
-def test_an_unknown_engine_is_refused(
-    posenc: Run, tmp_path: Path, command: tuple[str, str]
-) -> None:
-    folder = folder_of("Qwen3-8B", tmp_path)
-    code, printed, said = posenc(command[0], folder, command[1], "ollama")
-    assert code == 2
-    assert printed == ""
-    assert f"{command[1]}: expected a known name, got 'ollama'. Did you mean 'llama.cpp'" in said
+@pytest.mark.parametrize(("command", "option"), [("doctor", "--engine"), ("extend", "--for")])
+def test_an_unknown_engine_is_refused(tmp_path: Path, command: str, option: str) -> None:
+    said = refusal(command, folder_of("Qwen3-8B", tmp_path), option, "ollama")
+    assert f"{option}: expected a known name, got 'ollama'. Did you mean 'llama.cpp'" in said
     assert said.endswith("llama.cpp, mlx, sglang, transformers, vllm.")
 
 
-def test_what_to_type(posenc: Run, tmp_path: Path) -> None:
+def test_what_to_type(tmp_path: Path) -> None:
     as_llama(next_token_model(b"abc" * 99, length=16)).save_pretrained(tmp_path / "in")
     given = ("extend", tmp_path / "in", "--factor", "2", "--no-report", "--method", "yarn")
-    code, printed, said = posenc(*given, "--for", "vllm", "--out", tmp_path / "out")
-    assert code == 0, said
-    assert f"vllm serve {tmp_path / 'out'} --max-model-len 32" in printed
-    assert f"vllm serve {tmp_path / 'in'} --hf-overrides '{{" in printed
-    code, printed, said = posenc(*given, "--for", "llama.cpp", "--out", tmp_path / "gguf")
-    assert code == 0, said
-    assert "llama.rope.scaling.original_context_length = 16 (uint32)" in printed
-    code, printed, said = posenc(*given, "--for", "mlx", "--out", tmp_path / "mlx", "--json")
-    assert code == 0, said
-    assert [one["engine"] for one in json.loads(printed)["serving"]] == ["mlx-lm"]
-    code, _, said = posenc(
-        *given, "--for", "vllm", "--method", "rerope", "--out", tmp_path / "none"
-    )
-    assert code == 2
-    assert "The nearest that it serves: yarn." in said
-    assert not (tmp_path / "none").exists()
+    told = printed(*given, "--for", "vllm", "--out", tmp_path / "out")
+    assert f"vllm serve {tmp_path / 'out'} --max-model-len 32" in told
+    assert f"vllm serve {tmp_path / 'in'} --hf-overrides '{{" in told
+    told = printed(*given, "--for", "llama.cpp", "--out", tmp_path / "gguf")
+    assert "llama.rope.scaling.original_context_length = 16 (uint32)" in told
+    found = printed_json(*given, "--for", "mlx", "--out", tmp_path / "mlx")
+    assert [one["engine"] for one in found["serving"]] == ["mlx-lm"]
 
 
 def test_commands_are_whole_in_a_narrow_terminal(tmp_path: Path) -> None:
@@ -189,15 +164,14 @@ def test_commands_are_whole_in_a_narrow_terminal(tmp_path: Path) -> None:
 
 
 def test_a_library_that_rotates_otherwise_than_the_config_says(
-    posenc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
     tiny_model("qwen3").save_pretrained(tmp_path)
     given = ("doctor", tmp_path, "--seconds", "0", "--live")
-    code, printed, said = posenc(*given)
-    assert code == 0, said
-    assert "model.rotary_emb.inv_freq: 8 pairs, gain 1, as its config says." in printed
+    alike = "model.rotary_emb.inv_freq: 8 pairs, gain 1, as its config says."
+    assert alike in printed(*given)
     usual = Qwen3RotaryEmbedding.compute_default_rope_parameters
 
     def doubled(*args: Any, **options: Any) -> Any:
@@ -206,8 +180,7 @@ def test_a_library_that_rotates_otherwise_than_the_config_says(
 
     name = "compute_default_rope_parameters"
     monkeypatch.setattr(Qwen3RotaryEmbedding, name, staticmethod(doubled))
-    _, printed, _ = posenc(*given)
-    assert "has other frequencies than its config says, by up to 1 of their size." in printed
-    _, printed, _ = posenc(*given, "--json")
-    [one] = json.loads(printed)["live"]
+    other = "has other frequencies than its config says, by up to 1 of their size."
+    assert other in printed(*given)
+    [one] = printed_json(*given)["live"]
     assert one["own"]["frequencies"][0] == 2 * one["stated"]["frequencies"][0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,31 +11,22 @@ import torch
 
 from posenc.transformers.checkpoints import Fields
 from posenc.transformers.live import LiveEncoder, LiveMaskedLM
+from tests.support.commands import printed, printed_json, refusal, run_command
+from tests.support.tiny_models import build, word_tokenizer
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("tokenizers")
+tokenizers = pytest.importorskip("tokenizers")
 
-Run = Callable[..., tuple[int, str, str]]
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "quick", "brown", "fox", "jumps"]
 WORDS += ["over", "lazy", "dog", "."]
-TOKENIZER = {
-    "version": "1.0",
-    "truncation": {"direction": "Right", "max_length": 9, "strategy": "LongestFirst", "stride": 0},
-    "padding": None,
-    "added_tokens": [],
-    "normalizer": None,
-    "pre_tokenizer": {"type": "Whitespace"},
-    "post_processor": {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]},
-    "decoder": None,
-    "model": {
-        "type": "WordLevel",
-        "vocab": {word: number for number, word in enumerate(WORDS)},
-        "unk_token": "[UNK]",
-    },
-}
-SIZES = {"vocab_size": len(WORDS), "hidden_size": 16, "num_hidden_layers": 1}
-SIZES |= {"num_attention_heads": 2, "intermediate_size": 32}
+BERTS = word_tokenizer(WORDS)
+BERTS.enable_truncation(9)
+BERTS.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+TOKENIZER = BERTS.to_str()
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES |= {"intermediate_size": 32}
+OF_WORDS = SIZES | {"vocab_size": len(WORDS), "max_position_embeddings": 16}
 
 
 @pytest.fixture(scope="module")
@@ -48,31 +38,25 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+VIT = SIZES | {"image_size": 8, "patch_size": 4, "num_channels": 1}
+VIT |= {"id2label": {0: "cat", 1: "dog", 2: "fox"}, "label2id": {"cat": 0, "dog": 1, "fox": 2}}
+T5 = {"vocab_size": 14, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1}
+MODELS = {
+    "masked": ("BertForMaskedLM", OF_WORDS),
+    "sentence": ("BertModel", OF_WORDS),
+    "roberta": (
+        "RobertaForMaskedLM",
+        OF_WORDS | {"max_position_embeddings": 18, "pad_token_id": 1},
+    ),
+    "vit": ("ViTForImageClassification", VIT),
+    "t5": ("T5ForConditionalGeneration", T5),
+}
+
+
 def made(folder: Path, kind: str) -> Path:
     """A random checkpoint as transformers writes it."""
     torch.manual_seed(0)
-    config = transformers.BertConfig(**SIZES, max_position_embeddings=16)
-    models = {
-        "masked": lambda: transformers.BertForMaskedLM(config),
-        "sentence": lambda: transformers.BertModel(config),
-        "roberta": lambda: transformers.RobertaForMaskedLM(
-            transformers.RobertaConfig(**SIZES, max_position_embeddings=18, pad_token_id=1)
-        ),
-        "vit": lambda: transformers.ViTForImageClassification(
-            transformers.ViTConfig(
-                **{name: size for name, size in SIZES.items() if name != "vocab_size"},
-                image_size=8,
-                patch_size=4,
-                num_channels=1,
-                id2label={0: "cat", 1: "dog", 2: "fox"},
-                label2id={"cat": 0, "dog": 1, "fox": 2},
-            )
-        ),
-        "t5": lambda: transformers.T5ForConditionalGeneration(
-            transformers.T5Config(vocab_size=14, d_model=16, d_kv=8, d_ff=32, num_layers=1)
-        ),
-    }
-    model = models[kind]()
+    model = build(*MODELS[kind])
     for name, weight in model.named_parameters():
         if "query" in name or "key" in name or "embeddings.position" in name:
             torch.nn.init.normal_(weight)  # else attention sees no difference
@@ -80,19 +64,19 @@ def made(folder: Path, kind: str) -> Path:
         torch.nn.init.normal_(model.classifier.weight)
     model.save_pretrained(folder / kind)
     if kind != "vit":
-        (folder / kind / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+        (folder / kind / "tokenizer.json").write_text(TOKENIZER)
     return folder / kind
 
 
+def extend(folder: Path, methods: str, text: Path | None = None) -> tuple[str | Path, ...]:
+    given = ("extend", folder, "--method", methods, "--factor", "2", "--always")
+    return given if text is None else (*given, "--text", text)
+
+
 @pytest.mark.parametrize("kind", ["masked", "sentence"])
-def test_a_text_encoder_with_a_report(posenc: Run, text: Path, tmp_path: Path, kind: str) -> None:
+def test_a_text_encoder_with_a_report(text: Path, tmp_path: Path, kind: str) -> None:
     out = tmp_path / "out"
-    code, printed, said = posenc(
-        *("extend", made(tmp_path, kind), "--method", "all", "--factor", "2", "--text", text),
-        *("--out", out, "--always", "--json"),
-    )
-    assert code == 0, said
-    study = json.loads(printed)
+    study = printed_json(*extend(made(tmp_path, kind), "all", text), "--out", out)
     assert study["lengths"] == [8, 16, 32]
     (metric,) = study["metrics"]
     assert metric["key"] == ("loss" if kind == "masked" else "needles")
@@ -107,17 +91,10 @@ def test_a_text_encoder_with_a_report(posenc: Run, text: Path, tmp_path: Path, k
         assert longer.model.config.max_position_embeddings == 32
 
 
-def test_rows_of_a_roberta_that_are_no_positions_are_kept(
-    posenc: Run, text: Path, tmp_path: Path
-) -> None:
+def test_rows_of_a_roberta_that_are_no_positions_are_kept(text: Path, tmp_path: Path) -> None:
     """Two before the first position."""
     roberta, out = made(tmp_path, "roberta"), tmp_path / "out"
-    code, printed, said = posenc(
-        *("extend", roberta, "--method", "interpolate@prefix=1", "--factor", "2", "--text", text),
-        *("--out", out, "--always", "--json"),
-    )
-    assert code == 0, said
-    study = json.loads(printed)
+    study = printed_json(*extend(roberta, "interpolate@prefix=1", text), "--out", out)
     assert study["length"] == 16
     assert [each["key"] for each in study["findings"]] == ["cut", "interpolate@prefix=1"]
     before, after = (
@@ -130,26 +107,20 @@ def test_rows_of_a_roberta_that_are_no_positions_are_kept(
     torch.testing.assert_close(longer[-1], rows[-1])
 
 
-def test_a_causal_model_with_a_table(posenc: Run, text: Path, tmp_path: Path) -> None:
+def test_a_causal_model_with_a_table(text: Path, tmp_path: Path) -> None:
     """GPT-2: beyond its table it is compared with itself in segments."""
     torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=len(WORDS), n_positions=16, n_embd=16, n_layer=1, n_head=2
-    )
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
-    (tmp_path / "gpt2/tokenizer.json").write_text(json.dumps(TOKENIZER))
-    code, printed, said = posenc(
-        *("extend", tmp_path / "gpt2", "--method", "interpolate", "--factor", "2", "--text", text),
-        *("--out", tmp_path / "out", "--always", "--json"),
-    )
-    assert code == 0, said
-    study = json.loads(printed)
+    sizes = {"vocab_size": len(WORDS), "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    build("GPT2LMHeadModel", sizes).save_pretrained(tmp_path / "gpt2")
+    (tmp_path / "gpt2/tokenizer.json").write_text(TOKENIZER)
+    given = extend(tmp_path / "gpt2", "interpolate", text)
+    study = printed_json(*given, "--out", tmp_path / "out")
     assert [each["key"] for each in study["findings"]] == ["cut", "interpolate"]
     longer = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out")
     assert longer.config.n_positions == len(longer.transformer.wpe.weight) == 32
 
 
-def test_a_vit_with_a_report(posenc: Run, tmp_path: Path) -> None:
+def test_a_vit_with_a_report(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     rng = np.random.default_rng(0)
     for name in ("cat", "fox"):
@@ -159,12 +130,8 @@ def test_a_vit_with_a_report(posenc: Run, tmp_path: Path) -> None:
             image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
     vit = made(tmp_path, "vit")
     (vit / "preprocessor_config.json").write_text('{"image_mean": [0.2], "image_std": [0.3]}')
-    code, printed, said = posenc(
-        *("extend", vit, "--method", "all", "--factor", "2", "--images", tmp_path / "photos"),
-        *("--always", "--out", tmp_path / "out", "--json"),
-    )
-    assert code == 0, said
-    study = json.loads(printed)
+    photos = ("--images", tmp_path / "photos")
+    study = printed_json(*extend(vit, "all"), *photos, "--out", tmp_path / "out")
     assert [metric["key"] for metric in study["metrics"]] == ["right", "agreement", "cosine"]
     measured = study["findings"][1]["untuned"]
     loader = transformers.ViTForImageClassification.from_pretrained
@@ -173,22 +140,18 @@ def test_a_vit_with_a_report(posenc: Run, tmp_path: Path) -> None:
     for path in sorted((tmp_path / "photos").rglob("*.png")):
         pixels = np.asarray(image.open(path).convert("L"), dtype=np.float32)
         normal = (torch.tensor(pixels)[None, None] / 255 - 0.2) / 0.3
-        shown = torch.nn.functional.interpolate(
-            normal, size=(16, 16), mode="bilinear", antialias=True
-        )
+        how = {"size": (16, 16), "mode": "bilinear", "antialias": True}
+        shown = torch.nn.functional.interpolate(normal, **how)
         with torch.inference_mode():
             logits = theirs(shown, interpolate_pos_encoding=True).logits
         right += int(logits.argmax()) == {"cat": 0, "fox": 2}[path.parent.name]
     assert measured["right"]["16"] == pytest.approx(right / 8), "as transformers interpolates"
     assert loader(tmp_path / "out").config.image_size in (16, [16, 16])
-    code, printed, said = posenc(
-        *("evaluate", vit, "--images", tmp_path / "photos", "--lengths", "16"),
-        *("--out", tmp_path / "seen", "--json"),
-    )
-    assert (code == 2) == ("a better accuracy than 33%" in said), said
-    assert json.loads(printed)["findings"][0]["untuned"]["right"] == {
-        size: measured["right"][size] for size in ("8", "16")
-    }
+    seen = ("--lengths", "16", "--out", tmp_path / "seen", "--json")
+    done = run_command("evaluate", vit, *photos, *seen)
+    assert (done.returncode == 2) == ("a better accuracy than 33%" in done.stderr), done.stderr
+    found = json.loads(done.stdout)["findings"][0]["untuned"]["right"]
+    assert found == {size: measured["right"][size] for size in ("8", "16")}
 
 
 @pytest.mark.parametrize(
@@ -207,49 +170,33 @@ def test_a_vit_with_a_report(posenc: Run, tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_told(
-    posenc: Run,
-    text: Path,
-    tmp_path: Path,
-    command: str,
-    kind: str,
-    arguments: tuple[str, ...],
-    message: str,
+    text: Path, tmp_path: Path, command: str, kind: str, arguments: tuple[str, ...], message: str
 ) -> None:
     given = [made(tmp_path, kind), *arguments]
     if kind != "vit":
         given += ["--text", text]
     if command == "extend" and "--method" not in arguments:
         given += ["--method", "interpolate" if kind == "vit" else "hierarchical"]
-    code, _, said = posenc(command, *given, "--out", tmp_path / "out")
-    assert code == 2
-    assert message in said
-    assert "Traceback" not in said
+    assert message in refusal(command, *given, "--out", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == [kind], "nothing is written"
 
 
-def test_a_tokenizer_without_a_mask_is_refused(posenc: Run, text: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_mask_is_refused(text: Path, tmp_path: Path) -> None:
     bert = made(tmp_path, "masked")
-    renamed = json.dumps(TOKENIZER).replace("[MASK]", "[HIDE]")
-    (bert / "tokenizer.json").write_text(renamed)
+    (bert / "tokenizer.json").write_text(TOKENIZER.replace("[MASK]", "[HIDE]"))
     arguments = ("evaluate", bert, "--text", text, "--out", tmp_path / "out")
-    code, _, said = posenc(*arguments)
-    assert code == 2
-    assert "a token that hides others" in said
+    assert "a token that hides others" in refusal(*arguments)
     (bert / "tokenizer_config.json").write_text('{"mask_token": {"content": "[HIDE]"}}')
-    assert "a better loss than" in posenc(*arguments)[2], "nothing is trained here"
+    said = " ".join(run_command(*arguments).stderr.split())
+    assert "a better loss than" in said, "nothing is trained here"
     (bert / "tokenizer_config.json").write_text("[")
-    code, _, said = posenc(*arguments[:-1], tmp_path / "again")
-    assert code == 2
-    assert "expected a JSON object" in said
+    assert "expected a JSON object" in refusal(*arguments[:-1], tmp_path / "again")
 
 
-def test_without_a_report_nothing_is_measured(posenc: Run, tmp_path: Path) -> None:
-    code, printed, said = posenc(
-        *("extend", made(tmp_path, "sentence"), "--method", "hierarchical", "--no-report"),
-        *("--out", tmp_path / "longer"),
-    )
-    assert code == 0, said
-    assert "transformers runs it as stretched" in printed
+def test_without_a_report_nothing_is_measured(tmp_path: Path) -> None:
+    given = ("--method", "hierarchical", "--no-report", "--out", tmp_path / "longer")
+    told = printed("extend", made(tmp_path, "sentence"), *given)
+    assert "transformers runs it as stretched" in told
     assert not (tmp_path / "longer/report").exists()
     load = transformers.AutoModel.from_pretrained
     bert = load(tmp_path / "longer")
@@ -260,9 +207,7 @@ def test_without_a_report_nothing_is_measured(posenc: Run, tmp_path: Path) -> No
         ("interpolate@size=(3,5)", (), (12, 20)),
     ):
         out = tmp_path / f"{image}"
-        given = ("extend", vit, "--method", method, *side, "--out", out, "--no-report")
-        code, _, said = posenc(*given)
-        assert code == 0, said
+        printed("extend", vit, "--method", method, *side, "--out", out, "--no-report")
         wider = load(out, add_pooling_layer=False)
         cells = image[0] * image[1] // 16
         assert wider(torch.zeros(1, 1, *image)).last_hidden_state.shape == (1, cells + 1, 16)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from html.parser import HTMLParser
+from html import unescape
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -18,56 +19,38 @@ from tests.support.samples import next_token_model, sample
 pytest.importorskip("transformers")
 
 
-class Shown(HTMLParser):
-    """The opening of a page, and the rows of its tables.
+class Shown(NamedTuple):
+    """What a page shows.
 
     Attributes:
         headline: of the page.
         verdicts: words by name.
         remedies: texts and commands, in order.
-        cells: all texts of tables.
-        open: attributes of the elements around.
+        cells: all texts of tables but those of verdicts.
     """
 
-    def __init__(self, page: Path) -> None:
-        super().__init__()
-        self.headline, self.remedies, self.cells = "", list[str](), list[str]()
-        self.verdicts: dict[str, list[str]] = {}
-        self.open: list[tuple[str, dict[str, str | None]]] = []
-        html = page.read_text()
-        self.feed(html[: html.index("<script>")])
+    headline: str
+    verdicts: dict[str, list[str]]
+    remedies: list[str]
+    cells: list[str]
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.open.append((tag, given))
-        if tag == "button" and given.get("class") == "pick":
-            self.verdicts[str(given["data-subject"])] = []
-        if tag in ("p", "code") and self.inside("id", "settle"):
-            self.remedies.append("")
-        if tag in ("meta", "img"):
-            self.open.pop()
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Nothing is in such an element."""
+def texts(html: str, *names: str) -> list[str]:
+    """What stands in elements of these names, in order."""
+    found = re.findall(rf"<({'|'.join(names)})\b[^>]*>(.*?)</\1>", html, re.DOTALL)
+    return [unescape(re.sub("<[^>]*>", "", inner)) for _, inner in found]
 
-    def handle_endtag(self, tag: str) -> None:
-        while self.open and self.open.pop()[0] != tag:
-            pass
 
-    def inside(self, name: str, value: str) -> bool:
-        return any(given.get(name) == value for _, given in self.open)
-
-    def handle_data(self, data: str) -> None:
-        tags = [tag for tag, _ in self.open]
-        if tags[-1:] == ["h1"]:
-            self.headline += data
-        if "td" in tags:
-            if self.inside("class", "verdicts") or self.inside("class", "verdicts dense"):
-                list(self.verdicts.values())[-1].append(data.strip())
-            else:
-                self.cells.append(data.strip())
-        if self.inside("id", "settle") and ("p" in tags or "code" in tags):
-            self.remedies[-1] += data
+def shown(page: Path) -> Shown:
+    html = page.read_text().partition("<script>")[0]
+    judged = re.compile(r'<tr><th scope="row">.*?data-subject="(.*?)".*?</tr>', re.DOTALL)
+    verdicts = {
+        unescape(row[1]): [word.strip() for word in texts(row[0], "td")]
+        for row in judged.finditer(html)
+    }
+    settle = html.partition('id="settle"')[2].partition("</section>")[0]
+    cells = [text.strip() for text in texts(judged.sub("", html), "td")]
+    return Shown(texts(html, "h1")[0], verdicts, texts(settle, "p", "code"), cells)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +84,7 @@ def run(
         done = run_command(*PROGRAMS[request.param].split(), *options, "--out", out, columns=200)
         assert done.returncode == 0, done.stderr
         (page,) = out.rglob("index.html")
-        return done.stdout, Shown(page)
+        return done.stdout, shown(page)
 
     return call
 

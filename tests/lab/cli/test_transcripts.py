@@ -60,31 +60,10 @@ TRANSCRIPTS: dict[str, Sequence[str]] = {
     "doctor": ["model --seconds 0", "stretched --seconds 0"],
     "generate": ["saved --prompt def --max-new 9"],
     "bench": [f"--lengths 16 --out out {SIZES}"],
-    "wrong": [
-        "shwo alibi",
-        "show alibbi",
-        "show rope --option bas=3",
-        "gallery --out gallery.png",
-        "compare --encodings rope,sinusoidl",
-        "compare --task copi",
-        "compare --steps many",
-        "compare --resume --out none",
-        "compare --join none",
-        "extend nowhere",
-        "extend model --method yarm --out out",
-        "extend model --factor 0.5 --out out",
-        "extend model --method yarn --out saved",
-        "extend alibi --method yarn --text text.txt --out out",
-        "extend model --text nowhere.txt --out out",
-        "extend model --images images --out out",
-        "extend model --finetune-steps -1 --out out",
-        "evaluate model --lengths 3 --out out",
-        "doctor nowhere",
-        "generate nowhere",
-        "bench --lengths 1k",
-    ],
+    "wrong": re.findall(r"^\$ posenc (.+)", (FOLDER / "wrong.txt").read_text(), re.MULTILINE),
 }
-"""The commands of each file. But in ``wrong`` the file's name comes before them."""
+"""The commands of each file. But in ``wrong``, whose commands are those that the file has, the
+file's name comes before them."""
 
 
 def _commands(command: Any, *path: str) -> list[tuple[str, ...]]:

@@ -6,7 +6,6 @@ import ast
 import io
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,32 +14,17 @@ from transformers import BertConfig, BertModel
 
 import posenc
 from posenc.errors import CheckpointError, Interrupted, OutputError
-from posenc.lab.cli import main
+from posenc.lab.cli import main, options
 from posenc.lab.cli.console import Terminal, command_line, print_error
-from posenc.lab.cli.options import (
-    complete_encoding,
-    complete_encodings,
-    complete_methods,
-    complete_task,
-)
 from posenc.lab.evaluation.checkpoint import as_llama
 from posenc.lab.evaluation.progress import kept
 from posenc.models import Decoder, EncoderConfig, MaskedLM
+from tests.support.commands import printed, refusal
 from tests.support.samples import next_token_model
 
-Command = Callable[..., tuple[int, str, str]]
-
 SOURCE = Path(posenc.__file__).parent
-NAMES = [
-    "x[/]",
-    "tr[bold]",
-    "[red]a",
-    ":smile:",
-    "a\x1b[31mb",
-    "a\x1b]0;title\x07b",
-    "a\u202eb",
-    "a\udcffb",
-]
+NAMES = ["x[/]", "tr[bold]", "[red]a", ":smile:"]
+NAMES += ["a\x1b[31mb", "a\x1b]0;title\x07b", "a\u202eb", "a\udcffb"]
 
 
 def shown(name: str) -> str:
@@ -49,24 +33,17 @@ def shown(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_are_printed_as_they_are(name: str) -> None:
-    file = io.StringIO()
-    terminal = Terminal()
-    terminal.file = file
+def test_names_are_printed_as_they_are(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    terminal, table = Terminal(), Table()
+    terminal.file = io.StringIO()
     terminal.print(f"Written: {name}", soft_wrap=True)
-    table = Table()
     table.add_row(name)
     terminal.print(table)
-    printed = file.getvalue()
-    assert shown(name) in printed
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e\udcff]", printed)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_errors_name_folders_as_they_are(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = terminal.file.getvalue()
+    assert shown(name) in told
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e\udcff]", told)
     print_error(OutputError("out", expected=f"to write {name}", got=name, remedy=f"Not {name}."))
-    printed = capsys.readouterr().err.replace("\n", " ")
-    assert printed.count(shown(name)) == 3
+    assert capsys.readouterr().err.replace("\n", " ").count(shown(name)) == 3
 
 
 def test_all_that_prints_does_so_by_the_one_console() -> None:
@@ -77,51 +54,40 @@ def test_all_that_prints_does_so_by_the_one_console() -> None:
         assert path.name == "console.py" or not made, path.name
 
 
-@pytest.mark.parametrize("folder", ["lab", "transformers/doctor", "transformers/engines"])
-def test_remedies_of_commands_are_no_python(folder: str) -> None:
-    paths = list((SOURCE / folder).rglob("*.py"))
-    assert paths
-    for path in paths:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.keyword) and node.arg == "remedy":
-                words = [c.value for c in ast.walk(node.value) if isinstance(c, ast.Constant)]
-                assert not re.search(r"\bposenc\.[a-z]|in Python\b", " ".join(map(str, words)))
+PYTHON, OPTION = r"\bposenc\.[a-z]|in Python\b", "--"
+LIBRARY = ("storage.py", "models", "encodings", "transformers/acceleration")
+LIBRARY += ("transformers/stretching", "transformers/checkpoints")
 
 
 @pytest.mark.parametrize(
-    "file",
+    ("place", "excluded"),
     [
-        *("storage.py", "models", "encodings", "transformers/acceleration"),
-        *("transformers/stretching", "transformers/checkpoints"),
+        *((name, PYTHON) for name in ("lab", "transformers/doctor", "transformers/engines")),
+        *((name, OPTION) for name in LIBRARY),
     ],
 )
-def test_remedies_of_the_library_name_no_option(file: str) -> None:
-    path = SOURCE / file
+def test_remedies_are_in_the_language_of_who_reads_them(place: str, excluded: str) -> None:
+    """Those of commands are no Python, and those of the library name no option."""
+    path = SOURCE / place
     modules = list(path.rglob("*.py")) if path.is_dir() else [path]
     assert modules
     for module in modules:
         for node in ast.walk(ast.parse(module.read_text())):
             if isinstance(node, ast.keyword) and node.arg == "remedy":
                 words = [c.value for c in ast.walk(node.value) if isinstance(c, ast.Constant)]
-                assert "--" not in " ".join(map(str, words)), module
+                assert not re.search(excluded, " ".join(map(str, words))), module
 
 
-def test_a_setting_is_called_as_its_option(posenc: Command, tmp_path: Path) -> None:
-    code, _, told = posenc("compare", "--heads", "3", "--width", "64", "--out", tmp_path / "out")
-    assert code == 2
+def test_a_setting_is_called_as_its_option(tmp_path: Path) -> None:
+    told = refusal("compare", "--heads", "3", "--width", "64", "--out", tmp_path / "out")
     assert "--width: expected a multiple of heads (3)" in told
+    told = refusal("bench", "--lengths", "99999999999", "--out", tmp_path / "out")
+    assert "--lengths: expected at most" in told, "lengths that no memory holds"
 
 
-def test_lengths_that_no_memory_holds(posenc: Command, tmp_path: Path) -> None:
-    code, _, told = posenc("bench", "--lengths", "99999999999", "--out", tmp_path / "out")
-    assert code == 2
-    assert "--lengths: expected at most" in told
-
-
-def test_a_folder_of_another_kind_is_not_to_be_deleted(posenc: Command, tmp_path: Path) -> None:
+def test_a_folder_of_another_kind_is_not_to_be_deleted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    code, _, told = posenc("generate", tmp_path)
-    assert code == 2
+    told = refusal("generate", tmp_path)
     assert "elete" not in told
     assert "--resume" not in told
 
@@ -143,13 +109,7 @@ def test_a_folder_of_another_kind_is_not_to_be_deleted(posenc: Command, tmp_path
     ],
 )
 def test_the_remedy_fits_the_cause(
-    posenc: Command,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
-    path: str,
-    got: str,
-    remedy: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, path: str, got: str, remedy: str
 ) -> None:
     """A typing error is not a damaged file, and a name on the Hub is no folder."""
     monkeypatch.chdir(tmp_path)
@@ -165,39 +125,33 @@ def test_the_remedy_fits_the_cause(
     (tmp_path / "linked/config.json").symlink_to(tmp_path / "gone")
     if command == "doctor" and path in ("bare", "strange"):
         return  # it reads no weights, and any config
-    code, _, told = posenc(command, path)
-    assert code == 2
+    told = refusal(command, path)
     assert got in told
     assert remedy in told
     assert "from a copy" not in told
 
 
-def test_generate_reads_what_predicts_tokens(posenc: Command, tmp_path: Path) -> None:
+def test_generate_reads_what_predicts_tokens(tmp_path: Path) -> None:
     """A run of compare and any folder of transformers; other models are told from them."""
     model = next_token_model(b"abcab", length=16)
     model.save(tmp_path / "saved")
     as_llama(model).save_pretrained(tmp_path / "live")
     options = ("--prompt", "ab", "--max-new", "4", "--temperature", "0")
     for folder in ("saved", "live"):
-        code, printed, _ = posenc("generate", tmp_path / folder, *options)
-        assert (code, printed.strip()) == (0, "abcabc")
-    sampled = ("generate", tmp_path / "live", "--max-new", "5", "--top-k", "3")
-    one, two = (posenc(*sampled, "--seed", "1")[1] for _ in range(2))
-    assert one == two
+        assert printed("generate", tmp_path / folder, *options) == "abcabc"
+    sampled = ("generate", tmp_path / "live", "--max-new", "5", "--top-k", "3", "--seed", "1")
+    assert printed(*sampled) == printed(*sampled)
     larger = next_token_model([0, 1], length=16, vocabulary=300)
     as_llama(larger).save_pretrained(tmp_path / "tokens")
-    code, _, told = posenc("generate", tmp_path / "tokens", *options)
-    assert code == 2
-    assert "a tokenizer for a vocabulary of 300" in told
     config = EncoderConfig(vocabulary=256, dim=16, layers=1, heads=2, max_length=8)
     MaskedLM(config).save(tmp_path / "masked")
-    code, _, told = posenc("generate", tmp_path / "masked", *options)
-    assert code == 2
-    assert "a decoder, which predicts the next token" in told
     BertModel(BertConfig(hidden_size=12, num_hidden_layers=1)).save_pretrained(tmp_path / "bert")
-    code, _, told = posenc("generate", tmp_path / "bert", *options)
-    assert code == 2
-    assert "a model of the next token, got a bert" in told
+    for folder, message in {
+        "tokens": "a tokenizer for a vocabulary of 300",
+        "masked": "a decoder, which predicts the next token",
+        "bert": "a model of the next token, got a bert",
+    }.items():
+        assert message in refusal("generate", tmp_path / folder, *options)
     with pytest.raises(CheckpointError, match=r"a checkpoint of transformers \(llama\).*reads it"):
         Decoder.load(tmp_path / "live")
     with pytest.raises(CheckpointError, match=r"that of a masked_lm\. posenc\.models\.load"):
@@ -217,21 +171,21 @@ def test_a_package_that_is_not_installed_is_named(
     assert "pip install 'posenc[cli]'" in capsys.readouterr().err
 
 
-def test_lists_are_filtered(posenc: Command) -> None:
-    _, printed, _ = posenc("list", "--axes", "2", "--bidirectional")
-    assert "rope2d" in printed
-    assert "alibi" not in printed.split()
-    _, printed, _ = posenc("list", "--site", "value", "--extrapolates", "no such words")
-    assert "No encoding matches" in printed
+def test_lists_are_filtered() -> None:
+    names = printed("list", "--axes", "2", "--bidirectional").split()
+    assert "rope2d" in names
+    assert "alibi" not in names
+    none = printed("list", "--site", "value", "--extrapolates", "no such words")
+    assert "No encoding matches" in none
 
 
 def test_shells_complete_names() -> None:
-    assert "kerple" in complete_encoding("ker")
-    assert complete_encodings("rope,ker") == ["rope,kerple"]
-    assert "rope+alibi" in complete_encodings("rope+al")
-    assert "yarn,rerope" in complete_methods("yarn,rer")
-    assert "all" in complete_methods("al")
-    assert complete_task("cop") == ["copy"]
+    assert "kerple" in options.complete_encoding("ker")
+    assert options.complete_encodings("rope,ker") == ["rope,kerple"]
+    assert "rope+alibi" in options.complete_encodings("rope+al")
+    assert "yarn,rerope" in options.complete_methods("yarn,rer")
+    assert "all" in options.complete_methods("al")
+    assert options.complete_task("cop") == ["copy"]
 
 
 def test_an_interrupted_extension_says_how_to_go_on(

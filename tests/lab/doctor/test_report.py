@@ -28,17 +28,16 @@ from posenc.transformers.engines import ConfigRemedy, Served
 
 FOLDER = Path("folder")
 ROTATION = RotationFacts(features=4, frequencies=(1.0, 0.01))
-SERVED = Served("transformers", 64, {"": None})  # type: ignore[dict-item]
+SERVED = Served("transformers", 64, {"": None})
 
 
 def layers(*facts: AttentionFacts) -> LayerReading:
-    return LayerReading(
-        layers=tuple(Layers(numbers=(n,), attention=fact) for n, fact in enumerate(facts))
-    )
+    kinds = (Layers(numbers=(n,), attention=fact) for n, fact in enumerate(facts))
+    return LayerReading(layers=tuple(kinds))
 
 
 def rotating(**facts: object) -> AttentionFacts:
-    return AttentionFacts(module="layers.*", kind="self", causal=True, rotation=ROTATION, **facts)  # type: ignore[arg-type]
+    return AttentionFacts(module="layers.*", kind="self", causal=True, rotation=ROTATION, **facts)
 
 
 def diagnosis(reading: LayerReading, **changes: object) -> Diagnosis:
@@ -52,7 +51,7 @@ def diagnosis(reading: LayerReading, **changes: object) -> Diagnosis:
         acceleration="",
         kernels="",
     )
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(base, **changes)
 
 
 NONE = Advice("", "no layer encodes positions", "", {})
@@ -72,35 +71,30 @@ def test_words_on_layers_up_to_the_limit_and_beyond() -> None:
         AttentionFacts(module="layers.*", kind="none", instead=("Mamba",)),
     )
     table = PositionTable(module="positions", rows=66, first=2)
-    assert words(diagnosis(replace(reading, tables=(table,)))) == [
-        ("holds", "degrades"),
-        ("holds", "holds"),
-        ("holds", "unknown"),
-        ("unknown", "unknown"),
-        ("holds", "holds"),
-        ("holds", "holds"),
-        ("holds", "breaks"),
-    ]
+    before, beyond = zip(*words(diagnosis(replace(reading, tables=(table,)))), strict=True)
+    assert before == ("holds", "holds", "holds", "unknown", "holds", "holds", "holds")
+    assert beyond == ("degrades", "holds", "unknown", "unknown", "holds", "holds", "breaks")
 
 
 def test_kinds_are_named_by_what_they_see() -> None:
     """Numbers of layers are long; they are the name where kinds see the same."""
-    told = opening(diagnosis(layers(rotating(back=7), rotating())), FOLDER).verdicts.rows
-    assert [row.name for row in told] == ["window 8 (1 layer)", "full (1 layer)"]
-    stated = [replace(rotating(back=back), causal=UNKNOWN) for back in (7, None)]
-    told = opening(diagnosis(layers(*stated)), FOLDER).verdicts.rows
-    assert [row.name for row in told] == ["window 8 (1 layer)", "full (1 layer)"]
-    alike = opening(diagnosis(layers(rotating(), rotating())), FOLDER).verdicts.rows
-    assert [row.name for row in alike] == ["1 layer: 0", "1 layer: 1"]
+    apart = ["window 8 (1 layer)", "full (1 layer)"]
+    for causal, backs, names in (
+        (True, (7, None), apart),
+        (UNKNOWN, (7, None), apart),
+        (True, (None, None), ["1 layer: 0", "1 layer: 1"]),
+    ):
+        kinds = [replace(rotating(back=back), causal=causal) for back in backs]
+        rows = opening(diagnosis(layers(*kinds)), FOLDER).verdicts.rows
+        assert [row.name for row in rows] == names
 
 
 def test_without_a_limit_there_is_one_column() -> None:
     found = diagnosis(layers(rotating(back=7)), limits=(), advice=NONE)
     assert words(found) == [("holds",)]
-    assert opening(found, FOLDER).headline == (
-        "Take folder as it is: nothing in it limits the length"
-    )
-    assert "breaks" not in opening(found, FOLDER).verdicts.guide
+    told = opening(found, FOLDER)
+    assert told.headline == "Take folder as it is: nothing in it limits the length"
+    assert "breaks" not in told.verdicts.guide
 
 
 def test_what_is_unknown_is_not_advised() -> None:
@@ -111,25 +105,22 @@ def test_what_is_unknown_is_not_advised() -> None:
 
 def test_the_headline_names_limit_and_method() -> None:
     found = diagnosis(layers(rotating()))
-    assert opening(found, FOLDER).headline == (
-        "Up to 64 tokens take folder as it is, beyond them yarn"
-    )
-    (extend,) = opening(found, FOLDER).remedies
+    told = opening(found, FOLDER)
+    assert told.headline == "Up to 64 tokens take folder as it is, beyond them yarn"
+    (extend,) = told.remedies
     assert extend.command == "posenc extend folder --method yarn --factor 4"
-    assert opening(replace(found, advice=NONE), FOLDER).headline == (
-        "Up to 64 tokens take folder as it is; beyond, no method is advised"
-    )
-    assert opening(replace(found, advice=NONE), FOLDER).remedies == ()
+    alone = opening(replace(found, advice=NONE), FOLDER)
+    assert alone.headline == "Up to 64 tokens take folder as it is; beyond, no method is advised"
+    assert alone.remedies == ()
     mend = Finding("rope_theta", "is ignored", '"rope_theta": 1.0')
-    assert opening(replace(found, findings=(mend,)), FOLDER).headline.endswith(
-        "yarn; mend 1 setting first"
-    )
+    mended = opening(replace(found, findings=(mend,)), FOLDER)
+    assert mended.headline.endswith("yarn; mend 1 setting first")
 
 
 ENGINES = (
     SERVED,
-    Served("vLLM", 64, {"": None}),  # type: ignore[dict-item]
-    Served("mlx-lm", None, {"": None}, difference="ignores the scaling", effect="worse"),  # type: ignore[dict-item]
+    Served("vLLM", 64, {"": None}),
+    Served("mlx-lm", None, {"": None}, difference="ignores the scaling", effect="worse"),
     Served("llama.cpp", None, {}, difference="does not start: no such kind"),
 )
 
@@ -137,7 +128,8 @@ ENGINES = (
 def test_words_on_engines() -> None:
     late = replace(ENGINES[2], difference="rotates texts up to the trained length as longer ones")
     engines = Engines((*ENGINES, replace(late, engine="SGLang")), None)
-    found = opening(diagnosis(layers(rotating())), FOLDER, engines)
+    model = diagnosis(layers(rotating()))
+    found = opening(model, FOLDER, engines)
     rows = {row.name: row for row in found.verdicts.rows if row.reference}
     assert {name: row.words for name, row in rows.items()} == {
         "vLLM": ("same", "same"),
@@ -149,13 +141,11 @@ def test_words_on_engines() -> None:
     assert rows["vLLM"].why == ""
     assert {"same", "differs", "refuses"} < set(found.verdicts.meanings)
     assert found.headline.endswith("; 3 engines differ")
-    assert found.remedies == opening(diagnosis(layers(rotating())), FOLDER).remedies
+    assert found.remedies == opening(model, FOLDER).remedies
     remedy = ConfigRemedy({"rope_theta": 1.0}, "", {"SGLang": "differs"})
-    told = opening(diagnosis(layers(rotating())), FOLDER, Engines(ENGINES, remedy)).remedies[0]
-    assert told.text == (
-        "mlx-lm and llama.cpp rotate otherwise: write the lines right in more engines, below."
-    )
-    alike = opening(diagnosis(layers(rotating())), FOLDER, Engines(ENGINES[:2], None))
+    told = opening(model, FOLDER, Engines(ENGINES, remedy)).remedies[0]
+    assert told.text.startswith("mlx-lm and llama.cpp rotate otherwise: write the lines right in")
+    alike = opening(model, FOLDER, Engines(ENGINES[:2], None))
     assert "differ" not in alike.headline
 
 
@@ -172,9 +162,8 @@ def test_sentences_on_engines() -> None:
     assert told[1] == (
         "vLLM takes texts of up to 32 tokens unless it is told otherwise; the config states 64."
     )
-    assert list(Engines((), None).sentences(layers())) == [
-        "Engines: not compared, the config states no rotation."
-    ]
+    expected = ["Engines: not compared, the config states no rotation."]
+    assert list(Engines((), None).sentences(layers())) == expected
 
 
 def test_kinds_and_engines_that_differ_within_the_ramp_are_told_apart(tmp_path: Path) -> None:
@@ -195,15 +184,10 @@ def test_kinds_and_engines_that_differ_within_the_ramp_are_told_apart(tmp_path: 
     assert told == ["", "12 of 32 from full_attention"]
     assert [row[1:-1] for row in rows[:1]] == [row[1:-1] for row in rows[1:2]]
     found = diagnose(tmp_path, budget=0, run_seconds=0)
-    assert (
-        "12 of 32 from full_attention"
-        in diagnosis_page(found, tmp_path, engines=engines, command="").render()
-    )
+    page = diagnosis_page(found, tmp_path, engines=engines, command="").render()
+    assert "12 of 32 from full_attention" in page
     (first, *_) = engines.to_json()["engines"]
-    assert first["differing_pairs"] == {
-        "full_attention": "",
-        "sliding_attention": "12 of 32 from full_attention",
-    }
+    assert first["differing_pairs"] == dict(zip(kinds, told, strict=True))
     alike = replace(engines, served=(replace(engines.served[0], rotations={}),))
     assert alike.table()[0] == columns[:-1]
 
@@ -228,7 +212,7 @@ def test_the_page_of_a_folder_draws_the_rotations(tmp_path: Path) -> None:
     found = diagnose(tmp_path, budget=0, run_seconds=0)
     page = diagnosis_page(found, tmp_path, engines=Engines.of(tmp_path, "all"), command="posenc")
     (turns,) = page.charts
-    drawn = {row["subject"] for row in turns.spec["datasets"][_largest(turns.spec)]}
+    drawn = {row["subject"] for row in max(turns.spec["datasets"].values(), key=len)}
     assert drawn == {"all 2 layers", "yarn × 4"}
     assert page.opening.headline.startswith("Up to 2,048 tokens take ")
     text = page.render()
@@ -238,10 +222,7 @@ def test_the_page_of_a_folder_draws_the_rotations(tmp_path: Path) -> None:
 
 
 def test_costs_are_the_first_chart_where_nothing_rotates(tmp_path: Path) -> None:
-    costs = (
-        LayerCost(128, 1.0, 1.0, 1.0, 1.0, measured=True),
-        LayerCost(256, 2, 2, 2, 2, measured=True),
-    )
+    costs = tuple(LayerCost(128 * n, *(float(n),) * 4, measured=True) for n in (1, 2))
     for reading, heights in ((layers(), [400, 230]), (layers(rotating()), [400, 230, 230])):
         found = diagnosis(reading, costs=costs)
         page = diagnosis_page(found, tmp_path, engines=None, command="")
@@ -251,7 +232,3 @@ def test_costs_are_the_first_chart_where_nothing_rotates(tmp_path: Path) -> None
 def test_the_reason_for_not_running_is_a_sentence() -> None:
     told = sentence("how_read", reading=LayerReading(layers=(), by="config", reason="it took long"))
     assert told.endswith("those that its config describes. It took long.")
-
-
-def _largest(spec: dict) -> str:  # type: ignore[type-arg]
-    return max(spec["datasets"], key=lambda name: len(spec["datasets"][name]))

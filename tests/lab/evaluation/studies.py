@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import torch
 
 from posenc.lab.evaluation.results import Findings, Study, StudyReading
 from posenc.lab.evaluation.suites.needles import ByteNeedles, letters
 from posenc.lab.evaluation.suites.next_token import NextTokenSuite
+from posenc.lab.evaluation.summary import findings
 from posenc.lab.experiments.corpus import Pieces
+from tests.support.samples import studied
 
 STRETCHES = 64
 RULER = NextTokenSuite(
@@ -19,16 +24,15 @@ NOISE = [0.01 * ((7 * n) % 5 - 2) for n in range(STRETCHES)]
 def reading(loss: float, found: float = 0.5, spread: float = 0.0) -> StudyReading:
     """Each stretch costs ``loss``, more or less, as all others do; ``spread`` is its own."""
     own = [spread * (1 if n % 2 else -1) for n in range(STRETCHES)]
+    each = tuple(loss + noise + mine for noise, mine in zip(NOISE, own, strict=True))
+    measured = {"needles": {16: (0.9,), 32: (found,)}, "copied": {16: 0.9, 32: 0.9}}
     return StudyReading(
         loss={16: 2.0, 32: loss},
         by_position=((4.0, 2.0),),
-        needles={16: (0.9,), 32: (found,)},
-        copied={16: 0.9, 32: 0.9},
         per_second=1.0,
         peak_memory_bytes=1,
-        pieces={
-            "loss": {32: tuple(loss + noise + mine for noise, mine in zip(NOISE, own, strict=True))}
-        },
+        pieces={"loss": {32: each}},
+        **measured,
     )
 
 
@@ -44,26 +48,22 @@ def study(**readings: StudyReading) -> Study:
         )
         for key, each in readings.items()
     )
-    return Study(
-        checkpoint="tiny",
-        family="llama",
-        parameters=1,
-        length=16,
-        factor=2.0,
-        lengths=(16, 32),
-        metrics=RULER.facts("byte")["metrics"],
-        guide="",
-        depths=(0.5,),
-        unit="byte",
-        needles="needles",
-        chance=0.06,
-        copy_chance=0.04,
-        text="a text",
-        sha256="",
-        targets=STRETCHES,
-        asked=64,
-        findings=findings,
-    )
+    chances = {"chance": 0.06, "copy_chance": 0.04}
+    facts = studied(RULER, (16, 32), factor=2.0, parameters=1, **chances)
+    return Study(guide="", depths=(0.5,), findings=findings, **facts)
+
+
+def blind(
+    readings: Mapping[str, StudyReading], first: float = 0.06, last: float = 0.06
+) -> dict[str, StudyReading]:
+    """The same with these shares of needles found, by default no more than by chance."""
+    needles = {16: (first,), 32: (last,)}
+    return {key: replace(each, needles=needles) for key, each in readings.items()}
+
+
+def said(found: Study, section: str) -> list[str]:
+    """What is said of a study below a heading."""
+    return dict(findings(found))[section]
 
 
 BASE = {"direct": reading(4.0, 0.1), "window": reading(2.4, 0.05)}

@@ -9,8 +9,8 @@ import pytest
 from posenc.errors import CheckpointError
 from posenc.lab.evaluation.choosing import choose, gap, gate, require_learned
 from posenc.lab.evaluation.results import StudyReading
-from posenc.lab.evaluation.summary import answer, findings
-from tests.lab.evaluation.studies import BASE, reading, study
+from posenc.lab.evaluation.summary import answer
+from tests.lab.evaluation.studies import BASE, blind, reading, said, study
 
 
 def test_needles_come_before_loss() -> None:
@@ -33,19 +33,15 @@ def test_stretching_must_gain() -> None:
 
 def test_a_tie_or_no_gain_means_not_to_stretch() -> None:
     """All at chance: level with the model as it is."""
-    noisy = {
-        key: reading(4.95, 0.06, spread=spread)
-        for key, spread in (("direct", 0.1), ("window", 0.2), ("self_extend", 0.3), ("ntk", 0.05))
-    }
-    blind = {key: replace(each, needles={16: (0.06,), 32: (0.06,)}) for key, each in noisy.items()}
-    found = study(**blind)
+    spreads = {"direct": 0.1, "window": 0.2, "self_extend": 0.3, "ntk": 0.05}
+    noisy = {key: reading(4.95, 0.06, spread=spread) for key, spread in spreads.items()}
+    found = study(**blind(noisy))
     key, why = choose(found, tuned=False)
     assert key is None
     assert why.startswith("Nothing is gained by stretching: at 32 bytes ")
     assert "cannot be told from not stretched (4.950) and a plain sliding window (4.950)" in why
-    first = answer(found)[0]
-    assert first.startswith("Without any training, do not stretch: ")
-    written = dict(findings(replace(found, reason=why)))["The checkpoint"]
+    assert answer(found)[0].startswith("Without any training, do not stretch: ")
+    written = said(replace(found, reason=why), "The checkpoint")
     assert written == [f"No checkpoint was written. {why}"]
     key, why = choose(found, tuned=False, always=True)
     assert key in {"self_extend", "ntk"}
@@ -55,19 +51,12 @@ def test_a_tie_or_no_gain_means_not_to_stretch() -> None:
 def test_a_loss_that_is_surely_less_by_next_to_nothing_is_no_gain() -> None:
     """A model that has learned nothing has about the same loss by every method."""
     losses = {"direct": 6.385, "window": 6.386, "drope": 6.373, "yarn": 6.386}
-    found = study(**{key: reading(loss, 0.01) for key, loss in losses.items()})
-    blind = replace(
-        found,
-        findings=tuple(
-            replace(each, untuned=replace(each.untuned, needles={16: (0.01,), 32: (0.0,)}))
-            for each in found.findings
-            if each.untuned is not None
-        ),
-    )
-    key, why = choose(blind, tuned=False)
+    readings = {key: reading(loss) for key, loss in losses.items()}
+    found = study(**blind(readings, 0.01, 0.0))
+    key, why = choose(found, tuned=False)
     assert key is None
     assert ", which is within 1% of not stretched (6.385) and a plain sliding window" in why
-    assert answer(blind)[0].startswith("Without any training, do not stretch: ")
+    assert answer(found)[0].startswith("Without any training, do not stretch: ")
 
 
 def test_one_method_that_was_asked_for_is_written_and_said_to_gain_nothing() -> None:
@@ -100,11 +89,10 @@ def test_the_reason_does_not_deny_the_table() -> None:
 
 
 def test_loss_decides_where_the_original_finds_none() -> None:
-    blind = {key: replace(each, needles={16: (0.06,), 32: (0.06,)}) for key, each in BASE.items()}
-    found = study(**blind, ntk=reading(2.3, 0.2), rerope=reading(2.6, 0.6))
+    found = study(**blind(BASE), ntk=reading(2.3, 0.2), rerope=reading(2.6, 0.6))
     assert choose(found, tuned=False)[0] == "ntk"
     assert "needles" not in answer(found)[0]
-    assert "says nothing of the methods" in dict(findings(found))["Without training"][2]
+    assert "says nothing of the methods" in said(found, "Without training")[2]
 
 
 def test_what_no_checkpoint_holds_is_not_advised() -> None:
@@ -130,9 +118,7 @@ def test_a_model_no_better_than_frequencies_is_not_judged() -> None:
 
 def test_the_gap_is_paired() -> None:
     difference = gap(reading(2.5), reading(2.3))
-    assert difference is not None
     assert difference.mean == pytest.approx(0.2)
     assert difference.half_width == pytest.approx(0, abs=1e-9), "what they share cancels"
     noisy = gap(reading(2.5, spread=0.3), reading(2.3))
-    assert noisy is not None
     assert noisy.half_width == pytest.approx(0.3 * 1.998 / 63**0.5, rel=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import processors
 from torch import Tensor, nn
-from transformers import BertConfig, BertForMaskedLM, BertModel
+from transformers import PreTrainedTokenizerFast
 
 from posenc.errors import ArgumentError, DataError
 from posenc.extension import NotApplicable
 from posenc.lab.evaluation.candidates import Method, methods_for
 from posenc.lab.evaluation.checkpoint import Checkpoint
 from posenc.lab.evaluation.evaluate import evaluate
+from posenc.lab.evaluation.extend import extend_checkpoint
 from posenc.lab.evaluation.images import ImageSource
 from posenc.lab.evaluation.report import write_study
 from posenc.lab.evaluation.settings import Tuning
@@ -27,24 +30,19 @@ from posenc.lab.evaluation.texts import SpecialTokens, Text, read_ids
 from posenc.lab.experiments.corpus import Pieces
 from posenc.lab.experiments.text_loss import restored
 from posenc.transformers.live import LiveEncoder, LiveMaskedLM, LiveModel
+from tests.support.tiny_models import build, word_tokenizer
 
 LENGTH, MASK = 16, 256
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES |= {"max_position_embeddings": LENGTH}
 MARKS = SpecialTokens(begin=(1,), end=(2,), mask=MASK)
 TUNING = Tuning(steps=0)
 
 
 def subject(kind: type[LiveModel]) -> Checkpoint:
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=257,
-        hidden_size=16,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=LENGTH,
-        initializer_range=0.25,
-    )
-    model = BertForMaskedLM(config) if kind is LiveMaskedLM else BertModel(config)
+    name = "BertForMaskedLM" if kind is LiveMaskedLM else "BertModel"
+    model = build(name, SIZES, vocab_size=257, intermediate_size=64, initializer_range=0.25)
     return Checkpoint("tiny", "bert", kind(model.eval().requires_grad_(False)), LENGTH)
 
 
@@ -103,13 +101,10 @@ def test_the_same_masked_tokens_are_scored_at_every_length(text: Text) -> None:
     inputs = model.seen[0]
     assert inputs[:, 0].eq(1).all()
     assert inputs[:, -1].eq(2).all()
-    scored = {
-        n: sorted(rows[chosen].tolist())
-        for n in ruler.lengths
-        for rows, chosen in [ruler._middle(n)]
-    }
-    assert scored[8] == scored[16] == scored[64]
-    assert ruler.facts("byte")["targets"] == len(scored[8])
+    middles = [ruler._middle(n) for n in ruler.lengths]
+    scored = [sorted(rows[chosen].tolist()) for rows, chosen in middles]
+    assert scored[0] == scored[1] == scored[2]
+    assert ruler.facts("byte")["targets"] == len(scored[0])
     rows, _ = ruler._middle(64)
     assert len(rows.flatten().unique()) == rows.numel(), "windows share nothing"
     masked = inputs.eq(MASK).float().mean()
@@ -129,7 +124,7 @@ def documents(count: int, size: int) -> Text:
     """A text in which no token comes twice."""
     ids = torch.randperm(8900, generator=torch.Generator().manual_seed(1))[: count * size] + 10
     pieces = Pieces((len(ids),))
-    return Text(ids, ids[:0], pieces, pieces, "token", None, ids, "words", "", MARKS)  # type: ignore[arg-type]
+    return Text(ids, ids[:0], pieces, pieces, "token", None, ids, "words", "", MARKS)
 
 
 def test_a_passage_is_found_where_its_tokens_are_left_and_at_no_other_length() -> None:
@@ -180,14 +175,8 @@ def test_every_method_that_fits_is_measured_beside_the_cut_original(
     outcome: ExtensionResult,
 ) -> None:
     study = outcome.study
-    assert [each.key for each in study.findings] == [
-        "cut",
-        "hierarchical@prefix=1",
-        "interpolate@prefix=1",
-        "random_tail@prefix=1",
-        "segments",
-        "log_n",
-    ]
+    tables = [f"{name}@prefix=1" for name in ("hierarchical", "interpolate", "random_tail")]
+    assert [each.key for each in study.findings] == ["cut", *tables, "segments", "log_n"]
     assert "one that changes the table alone" in study.findings[-1].refusal
     assert study.lengths == (8, 16, 32, 48)
     served = {each.key: each.served for each in study.findings}
@@ -199,7 +188,6 @@ def test_every_method_that_fits_is_measured_beside_the_cut_original(
         for length in (8, 16):
             before = readings["cut"].of(metric)[length]
             assert readings[key].of(metric)[length] == pytest.approx(before, abs=1e-5)
-    assert outcome.method is not None
     assert outcome.method.spec == study.chosen
 
 
@@ -235,24 +223,70 @@ def test_evaluate_cuts_what_is_longer_than_the_table(text: Text) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("method", "changes", "message"),
     [
-        ({"methods": "yarn"}, "rope, which yarn stretches"),
-        ({"methods": "log_n"}, "the table alone"),
-        ({"methods": "hierarchical", "factor": 99.0}, "factor"),
-        ({"methods": "random_tail", "tuning": Tuning(steps=3)}, "0 for a bert"),
-        ({"methods": "random_tail", "images": True}, "which reads text"),
+        ("yarn", {}, "rope, which yarn stretches"),
+        ("log_n", {}, "the table alone"),
+        ("hierarchical", {"factor": 99.0}, "factor"),
+        ("random_tail", {"tuning": Tuning(steps=3)}, "0 for a bert"),
+        ("random_tail", {"source": ImageSource(Path("photos"))}, "which reads text"),
     ],
 )
-def test_bad_input(text: Text, arguments: dict[str, Any], message: str) -> None:
-    tiny = subject(LiveEncoder)
-    methods = [Method.parse(arguments["methods"])]
-    material = ImageSource(Path("photos")) if "images" in arguments else text
+def test_bad_input(text: Text, method: str, changes: dict[str, Any], message: str) -> None:
+    given = {"factor": 2.0, "tuning": TUNING} | changes
+    source = given.pop("source", text)
     with pytest.raises((ArgumentError, NotApplicable), match=message):
-        measure_extensions(
-            tiny,
-            material,
-            methods,
-            factor=arguments.get("factor", 2.0),
-            tuning=arguments.get("tuning", TUNING),
-        )
+        measure_extensions(subject(LiveEncoder), source, [Method.parse(method)], **given)
+
+
+# sentence-transformers
+
+FACTOR = 4
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = [f"w{number}" for number in range(27)]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of words that answers its class token, projected and normalised, of short texts."""
+    library = pytest.importorskip("sentence_transformers")
+    folder = tmp_path_factory.mktemp("encoder")
+    torch.manual_seed(0)
+    words = SPECIAL + WORDS
+    sizes = {"vocab_size": len(words), "intermediate_size": 16, "initializer_range": 0.5}
+    build("BertModel", SIZES, **sizes).save_pretrained(folder / "bert")
+    tokenizer = word_tokenizer(words)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    named = {f"{token[1:-1].lower()}_token": token for token in SPECIAL}
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=LENGTH, **named)
+    wrapped.save_pretrained(folder / "bert")
+    modules = library.sentence_transformer.modules
+    transformer = modules.Transformer(str(folder / "bert"))
+    parts = [transformer, modules.Pooling(16, pooling_mode="cls"), modules.Dense(16, 8)]
+    made = library.SentenceTransformer(modules=[*parts, modules.Normalize()], device="cpu")
+    made.save(str(folder / "sentences"))
+    beside = {"max_seq_length": LENGTH, "do_lower_case": False}  # as older versions wrote it
+    path = folder / "sentences/sentence_bert_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | beside))
+    return folder / "sentences"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_sentence_transformers_reads_all_of_longer_texts(encoder: Path, tmp_path: Path) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    given = {"methods": "interpolate", "factor": float(FACTOR), "report": False}
+    extend_checkpoint(encoder, tmp_path / "out", **given)
+    folders = (str(folder) for folder in (encoder, tmp_path / "out"))
+    before, after = (library.SentenceTransformer(folder, device="cpu") for folder in folders)
+    assert list(map(type, after)) == list(map(type, before))
+    assert after[1].get_config_dict() == before[1].get_config_dict()
+    assert torch.equal(after[2].linear.weight, before[2].linear.weight)
+    assert (before.max_seq_length, after.max_seq_length) == (LENGTH, FACTOR * LENGTH)
+    start, *ends = (" ".join(words) for words in (WORDS[:20], WORDS[20:23], WORDS[23:]))
+    texts = [f"{start} {end}" for end in ends]  # alike up to the old length, and past it
+    cut, whole = (model.encode(texts, convert_to_tensor=True) for model in (before, after))
+    assert torch.equal(cut[0], cut[1])
+    assert (whole[0] - whole[1]).abs().max() > 1e-3
+    torch.testing.assert_close(whole.norm(dim=1), torch.ones(2))

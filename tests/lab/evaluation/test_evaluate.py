@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,6 @@ def test_questions_enter_the_effective_length(
     model: Decoder, text: Text, answers: dict[tuple[str, int], float], tmp_path: Path
 ) -> None:
     study = measured(model, text)
-    assert study.effective is not None
     assert study.effective.limited_by == "answers"
     assert (study.effective.length, study.effective.end) == (128, 256)
     assert study.effective.abilities == ("loss", "vt", "fwe")
@@ -85,7 +84,7 @@ def test_questions_enter_the_effective_length(
     assert "guessing: recall and cwe." in said
     assert "It answers 67% of the questions of 3 tasks right at 128 bytes" in said
     (table,) = (s for s in study_page(study).sections if s.key == "answers")
-    assert [[cell.text for cell in row] for row in table.rows] == [  # type: ignore[union-attr]
+    assert [[cell.text for cell in row] for row in table.rows] == [
         ["vt", "100%", "50%"],
         ["cwe", "0%", "—"],
         ["fwe", "100%", "100%"],
@@ -112,7 +111,6 @@ def test_a_longer_margin_reads_farther(
     model: Decoder, text: Text, answers: dict[tuple[str, int], float]
 ) -> None:
     wide = measured(model, text, margin=0.9)
-    assert wide.effective is not None
     assert (wide.effective.length, wide.effective.end) == (256, None)
 
 
@@ -125,14 +123,9 @@ def test_after_a_stop_nothing_is_measured_again(
 ) -> None:
     done: list[str] = []
     state = tmp_path / "state.json"
+    kept: dict[str, Any] = {"state": state, "progress": lambda stage, *_: done.append(stage)}
     with pytest.raises(Interrupted, match="a stop before questions fwe at 128"):
-        measured(
-            model,
-            text,
-            state=state,
-            progress=lambda stage, *_: done.append(stage),
-            stop=lambda: len(done) == 4,
-        )
+        measured(model, text, stop=lambda: len(done) == 4, **kept)
     asked = [f"questions, step {name}" for name in ("vt at 128", "vt at 256", "cwe at 128")]
     assert done == ["loss and needles", *asked]
 
@@ -141,11 +134,23 @@ def test_after_a_stop_nothing_is_measured_again(
 
     monkeypatch.setattr(NextTokenSuite, "measure", again)
     done.clear()
-    resumed = measured(model, text, state=state, progress=lambda stage, *_: done.append(stage))
+    resumed = measured(model, text, **kept)
     assert done == [*(f"questions, step fwe at {n}" for n in (128, 256)), "measured"]
     with pytest.raises(AssertionError, match="measured again"):
         measured(model, text, state=state, margin=0.1)
     assert resumed.effective is not None
+
+
+class Passing(nn.Linear):
+    """Keeps the shapes of what passes through it."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+        self.shapes: list[tuple[int, ...]] = []
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.shapes.append(tuple(tokens.shape))
+        return tokens
 
 
 class Memory:
@@ -160,58 +165,40 @@ class Memory:
         return next(Memory.used_by)
 
 
-def test_lengths_beyond_a_limit_are_left_out(
-    model: Decoder, text: Text, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run: list[int] = []
-
-    def forward(tokens: Tensor) -> Tensor:
-        run.append(tokens.shape[1])
-        return tokens
-
-    class Model(nn.Linear):
-        def forward(self, tokens: Tensor) -> Tensor:
-            return forward(tokens)
-
+def test_lengths_beyond_a_limit_are_left_out(text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posenc.lab.evaluation.lengths.PeakMemory", Memory)
     monkeypatch.setattr("posenc.lab.evaluation.lengths.rows_a_call", lambda length: 1)
-    Memory.used_by = iter(n * n * 2**20 for n in (16, 32, 64))
-    lengths, few = (16, 32, 64, 128), {"needed": 32, "passes": 1}
-    kept, left = affordable(Model(1, 1), text.measured, lengths, memory=2.0, minutes=None, **few)
+    model, lengths = Passing(), (16, 32, 64, 128)
+
+    def within(memory: float | None, minutes: float | None, used: Iterable[int]) -> Any:
+        Memory.used_by = iter(used)
+        limits = {"memory": memory, "minutes": minutes, "needed": 32, "passes": 1}
+        return affordable(model, text.measured, lengths, **limits)
+
+    kept, left = within(2.0, None, (n * n * 2**20 for n in (16, 32, 64)))
     assert kept == (16, 32)
-    assert run == [16, 32], "4 GiB at 64 are foreseen, so that it is not run"
+    assert [length for _, length in model.shapes] == [16, 32], "4 GiB at 64 are foreseen"
     assert left == dict.fromkeys(("64", "128"), "memory: a pass would take more than 2 GiB")
-    Memory.used_by = iter([2**40])
     with pytest.raises(ArgumentError, match="memory: expected enough for contexts of 32") as caught:
-        affordable(Model(1, 1), text.measured, lengths, memory=2.0, minutes=None, **few)
+        within(2.0, None, [2**40])
     assert caught.value.remedy.startswith("A pass takes more than 2 GiB; raise the limit")
-    Memory.used_by = iter([0] * 4)
     with pytest.raises(ArgumentError, match="minutes: expected enough for contexts of 32"):
-        affordable(Model(1, 1), text.measured, lengths, memory=None, minutes=1e-9, **few)
-    Memory.used_by = iter([0] * 4)
-    kept, left = affordable(Model(1, 1), text.measured, lengths, memory=9.0, minutes=9.0, **few)
-    assert (kept, left) == (lengths, {})
+        within(None, 1e-9, [0] * 4)
+    assert within(9.0, 9.0, [0] * 4) == (lengths, {})
 
 
 def test_the_time_of_all_passes_is_foreseen(text: Text, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two texts a pass, six at each length, ten seconds a pass: half a minute a length."""
-    shapes: list[tuple[int, ...]] = []
-
-    class Model(nn.Linear):
-        def forward(self, tokens: Tensor) -> Tensor:
-            shapes.append(tuple(tokens.shape))
-            return tokens
-
-    clock = iter(range(0, 1000, 10))
+    model, clock = Passing(), iter(range(0, 1000, 10))
     monkeypatch.setattr("posenc.lab.evaluation.lengths.time.perf_counter", lambda: next(clock))
     monkeypatch.setattr("posenc.lab.evaluation.lengths.rows_a_call", lambda length: 2)
     lengths, few = (16, 32, 64, 128), {"needed": 32, "passes": 6}
-    kept, left = affordable(Model(1, 1), text.measured, lengths, memory=None, minutes=1.2, **few)
+    kept, left = affordable(model, text.measured, lengths, memory=None, minutes=1.2, **few)
     assert kept == (16, 32)
     assert left == dict.fromkeys(("64", "128"), "minutes: measuring would take more than 1.2")
-    assert shapes == [(2, 16), (2, 32), (2, 64)]
+    assert model.shapes == [(2, 16), (2, 32), (2, 64)]
     with pytest.raises(ArgumentError, match=r"minutes: expected .* 32, the trained length"):
-        affordable(Model(1, 1), text.measured, lengths, memory=None, minutes=0.75, **few)
+        affordable(model, text.measured, lengths, memory=None, minutes=0.75, **few)
 
 
 def test_tasks_that_time_does_not_reach_are_named(
@@ -235,8 +222,6 @@ def test_a_sliding_window_is_measured_beside_it(tmp_path: Path, text: Text) -> N
     keys = [finding.key for finding in study.findings]
     assert keys == ["direct", "window"]
     direct, window = (finding.untuned for finding in study.findings)
-    assert direct is not None
-    assert window is not None
     assert window.loss[32] == pytest.approx(direct.loss[32], rel=0.02), "the same within it"
     assert window.loss[64] != direct.loss[64]
     short = evaluate(opened, text, tasks="none", lengths=(16, 32))

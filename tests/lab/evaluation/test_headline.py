@@ -10,7 +10,10 @@ from posenc.lab.evaluation.choosing import headline, missing_gain, opening, reme
 from posenc.lab.evaluation.report import study_page
 from posenc.lab.evaluation.results import Effective, Study
 from posenc.lab.reporting.opening import LONGEST
-from tests.lab.evaluation.studies import BASE, reading, study
+from tests.lab.evaluation.studies import BASE, blind, reading, study
+
+NOT_FINDING = blind(BASE | {"yarn": reading(2.05)}, last=0.9)
+"""The original finds nothing at the trained length."""
 
 
 def words(found: Study) -> dict[str, tuple[str, ...]]:
@@ -19,9 +22,8 @@ def words(found: Study) -> dict[str, tuple[str, ...]]:
 
 def test_the_best_method_is_named_with_its_verdict_and_loss() -> None:
     found = study(**BASE, yarn=reading(2.05), rerope=reading(2.6, 0.2))
-    assert headline(found) == (
-        "Use yarn: it holds at 2 × the trained length (loss 2.050, not stretched 4.000)"
-    )
+    expected = "Use yarn: it holds at 2 × the trained length (loss 2.050, not stretched 4.000)"
+    assert headline(found) == expected
     worse = study(**BASE, yarn=reading(2.3), rerope=reading(2.6, 0.2))
     assert headline(worse).startswith("Use yarn: it degrades at 2 ×")
 
@@ -29,9 +31,8 @@ def test_the_best_method_is_named_with_its_verdict_and_loss() -> None:
 def test_nothing_is_advised_that_gains_nothing() -> None:
     alone = study(**BASE, yarn=reading(4.2, 0.1))
     assert missing_gain(alone, "yarn", tuned=False)
-    assert headline(alone) == (
-        "Do not stretch by yarn: it shows no sure gain at 2 × the trained length"
-    )
+    expected = "Do not stretch by yarn: it shows no sure gain at 2 × the trained length"
+    assert headline(alone) == expected
     two = study(**BASE, yarn=reading(4.2, 0.1), ntk=reading(4.3, 0.1))
     assert headline(two).startswith("Do not stretch: even yarn, the best, shows no sure gain")
     none = study(**BASE, segments=reading(2.0))
@@ -72,7 +73,6 @@ def test_needles_of_all_depths_count() -> None:
             method.untuned, needles={n: 3 * shares for n, shares in method.untuned.needles.items()}
         )
         for method in found.findings
-        if method.untuned is not None
     }
     deep = replace(study(**three), depths=(0.0, 0.5, 1.0))
     assert words(deep)["yarn"] == ("holds", "degrades")
@@ -84,22 +84,24 @@ def test_values_are_held_to_the_original_and_not_to_the_best() -> None:
 
 
 def test_recall_is_not_judged_where_the_original_finds_nothing() -> None:
-    blind = {
-        key: replace(each, needles={16: (0.06,), 32: (0.9,)})
-        for key, each in (BASE | {"yarn": reading(2.05)}).items()
-    }
-    assert words(study(**blind))["yarn"] == ("holds", "unlearned")
+    assert words(study(**NOT_FINDING))["yarn"] == ("holds", "unlearned")
+    nothing = blind({"direct": reading(2.5)}, 0.0, 0.0)
+    assert words(replace(study(**nothing), chance=0.0))["direct"] == ("degrades", "unlearned")
 
 
 def test_a_model_measured_as_it_is() -> None:
     found = study(direct=reading(2.5, 0.2))
-    assert headline(replace(found, factor=1.0)) == (
-        "tiny degrades at 2 × the trained length: loss 2.000 → 2.500, recall 90% → 20%"
-    )
+    expected = "tiny degrades at 2 × the trained length: loss 2.000 → 2.500, recall 90% → 20%"
+    assert headline(replace(found, factor=1.0)) == expected
     assert [row.reference for row in opening(found).verdicts.rows] == [True]
     assert [row.reference for row in opening(replace(found, factor=1.0)).verdicts.rows] == [False]
     short = replace(found, factor=1.0, lengths=(16,))
     assert headline(short) == "tiny at the trained length: loss 2.000, recall 90%"
+    # without the trained one, values are held to those at the shortest
+    found = replace(found, factor=1.0, length=8)
+    expected = "tiny degrades at 4 × the trained length: loss 2.000 → 2.500, recall 90% → 20%"
+    assert headline(found) == expected
+    assert "is at 16;" in opening(found).verdicts.guide
 
 
 def test_the_effective_length_is_the_answer() -> None:
@@ -120,20 +122,6 @@ def test_the_effective_length_is_the_answer() -> None:
     assert page.looks["direct"].dash == [1, 0]
     names = next(section for section in page.sections if section.key == "rows")
     assert [term.name for term in names.terms] == ["direct", "window"]
-
-
-def test_lengths_without_the_trained_one() -> None:
-    """Values are held to those at the shortest."""
-    found = replace(study(direct=reading(2.5, 0.2)), factor=1.0, length=8)
-    assert headline(found) == (
-        "tiny degrades at 4 × the trained length: loss 2.000 → 2.500, recall 90% → 20%"
-    )
-    assert "is at 16;" in opening(found).verdicts.guide
-
-
-def test_without_chance_nothing_found_is_nothing_learned() -> None:
-    blind = replace(reading(2.5), needles={16: (0.0,), 32: (0.0,)})
-    assert words(replace(study(direct=blind), chance=0.0))["direct"] == ("degrades", "unlearned")
 
 
 @pytest.mark.parametrize("length", [1, 20, 80])
@@ -158,9 +146,8 @@ def test_what_is_level_with_the_best_is_open() -> None:
     assert remedy.command == ""
     command = "posenc extend tiny --out=a --method all --text 'a b' --factor 2"
     (remedy,) = remedies(replace(found, command=command))
-    assert remedy.command == (
-        "posenc extend tiny --method all --factor 2 --text ANOTHER.txt --out a-again"
-    )
+    expected = "posenc extend tiny --method all --factor 2 --text ANOTHER.txt --out a-again"
+    assert remedy.command == expected
     (remedy,) = remedies(replace(found, command="posenc extend --method all"))
     assert remedy.command.endswith("--method all --text ANOTHER.txt --out posenc-extend-again")
     assert remedies(study(**BASE, yarn=reading(2.05), ntk=reading(2.5))) == ()
@@ -169,9 +156,8 @@ def test_what_is_level_with_the_best_is_open() -> None:
 def test_other_needles_settle_recall() -> None:
     found = study(direct=reading(2.0, 0.9), yarn=reading(2.05, 0.75), ntk=reading(9.0, 0.1))
     remedy = remedies(replace(found, command="posenc extend tiny", seed=4))[-1]
-    assert remedy.text == (
-        "Undecided: how much yarn finds, of 64 needles a depth. Other needles may settle it:"
-    )
+    expected = "Undecided: how much yarn finds, of 64 needles a depth. Other needles may settle it:"
+    assert remedy.text == expected
     assert remedy.command == "posenc extend tiny --seed 5 --out posenc-extend-again"
     alone = replace(study(direct=reading(2.5, 0.75)), factor=1.0)
     (remedy,) = remedies(alone)
@@ -184,11 +170,7 @@ def test_definitions_of_words_that_occur() -> None:
     assert found.verdicts.meanings["holds"] == (
         "at most 5% worse than the model as trained is at 16"
     )
-    blind = {
-        key: replace(each, needles={16: (0.06,), 32: (0.9,)})
-        for key, each in (BASE | {"yarn": reading(2.05)}).items()
-    }
-    words = opening(study(**blind)).verdicts.meanings
+    words = opening(study(**NOT_FINDING)).verdicts.meanings
     assert words["unlearned"].startswith("the model as trained finds hardly more needles")
     gated = replace(study(**BASE), gate="Nothing.", trivial=3.0, trivial_rule="frequencies")
     assert opening(gated).verdicts.meanings == {

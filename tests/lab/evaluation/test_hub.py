@@ -15,7 +15,7 @@ from posenc.lab.evaluation.checkpoint import Checkpoint
 from posenc.lab.evaluation.extend import extend_checkpoint
 from posenc.transformers.doctor.diagnosis import check_source, diagnose
 from posenc.transformers.hub import CONFIGS, HubName, model_folder
-from tests.support.commands import inspect_here, run_command
+from tests.support.commands import inspect_here, printed, refusal
 from tests.support.hub import COMMIT, REFUSED, cached, served
 from tests.support.tiny_models import tiny_model
 
@@ -102,10 +102,8 @@ def test_no_connection_and_no_copy(weights: bool, cache: Path) -> None:
         model_folder("org/name@v1", weights=weights)
     assert caught.value.argument == "org/name@v1"
     assert caught.value.got.startswith("no such folder, no connection to the hub")
-    fetch = "hf download org/name --revision v1"
-    assert caught.value.remedy == f"Where the hub can be reached: {fetch}" + (
-        "" if weights else f" {' '.join(CONFIGS)}"
-    )
+    fetch = ["hf download org/name --revision v1", *(() if weights else CONFIGS)]
+    assert caught.value.remedy == f"Where the hub can be reached: {' '.join(fetch)}"
 
 
 def test_a_copy_without_weights_is_diagnosed_and_not_loaded(cache: Path, folder: Path) -> None:
@@ -119,7 +117,7 @@ def test_a_copy_without_weights_is_diagnosed_and_not_loaded(cache: Path, folder:
 
 
 def test_what_is_fetched(cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A diagnosis fetches no weights, and nothing fetches pickle; what is there is not fetched."""
+    """A diagnosis fetches no weights, so that it leaves no model, and nothing fetches pickle."""
     (folder / "vocab.json").write_text("{}")
     (folder / "sentence_bert_config.json").write_text("{}")
     for part, name in (("original", "tokenizer.model"), ("1_Pooling", "config.json")):
@@ -129,6 +127,10 @@ def test_what_is_fetched(cache: Path, folder: Path, monkeypatch: pytest.MonkeyPa
         hub_at(address, monkeypatch)
         diagnose("org/name", budget=0, run_seconds=0)
         assert set(asked) == {*CONFIGS}
+        hub_at(REFUSED, monkeypatch)
+        with pytest.raises(CheckpointError, match="no complete copy in its cache"):
+            Checkpoint.open("org/name")
+        hub_at(address, monkeypatch)
         asked.clear()
         opened = Checkpoint.open("org/name")
         assert {"model.safetensors", "vocab.json", "1_Pooling/config.json"} <= set(asked)
@@ -143,17 +145,6 @@ def test_what_is_fetched(cache: Path, folder: Path, monkeypatch: pytest.MonkeyPa
     assert opened.folder == model_folder("org/name", weights=True)
 
 
-def test_a_diagnosis_alone_does_not_make_a_model(
-    cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with served("org/name", folder) as (address, _):
-        hub_at(address, monkeypatch)
-        diagnose("org/name", budget=0, run_seconds=0)
-    hub_at(REFUSED, monkeypatch)
-    with pytest.raises(CheckpointError, match="no complete copy in its cache"):
-        Checkpoint.open("org/name")
-
-
 def test_without_huggingface_hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(CheckpointError, match="huggingface_hub is not installed") as caught:
@@ -165,16 +156,11 @@ def test_a_command_takes_names(cache: Path, folder: Path, monkeypatch: pytest.Mo
     inspect_here(monkeypatch)
     cached(cache, "org/name", folder)
     command = ("doctor", "--seconds", "0", "--live")
-    done = run_command(*command, "org/name", "--engine", "all")
-    assert done.returncode == 0, done.stderr
-    assert "posenc extend org/name --method yarn" in done.stdout
-    assert "vLLM, SGLang, llama.cpp and mlx-lm rotate as transformers does." in " ".join(
-        done.stdout.split()
-    )
-    assert "model.rotary_emb.inv_freq: 8 pairs, gain 1, as its config says." in done.stdout
-    done = run_command(*command, "org/other")
-    assert done.returncode == 2
-    assert " ".join(done.stderr.split()).endswith("hf download org/other")
+    told = printed(*command, "org/name", "--engine", "all")
+    assert "posenc extend org/name --method yarn" in told
+    assert "vLLM, SGLang, llama.cpp and mlx-lm rotate as transformers does." in told
+    assert "model.rotary_emb.inv_freq: 8 pairs, gain 1, as its config says." in told
+    assert refusal(*command, "org/other").endswith("hf download org/other")
 
 
 def test_the_cache_is_that_of_the_environment(folder: Path, tmp_path: Path) -> None:
@@ -184,7 +170,5 @@ def test_the_cache_is_that_of_the_environment(folder: Path, tmp_path: Path) -> N
     environment = {k: v for k, v in environment.items() if not k.startswith("HF_HUB")}
     program = "from posenc.transformers.hub import model_folder; "
     program += "print(model_folder('org/name', weights=True))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == str(snapshot), done.stderr
+    command = [sys.executable, "-c", program]
+    assert subprocess.check_output(command, env=environment, text=True).strip() == str(snapshot)

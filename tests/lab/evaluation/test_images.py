@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import ViTConfig, ViTForImageClassification, ViTModel
 
 from posenc.errors import ArgumentError, DataError
 from posenc.lab.evaluation.candidates import Method, methods_for
@@ -17,10 +16,12 @@ from posenc.lab.evaluation.checkpoint import Checkpoint
 from posenc.lab.evaluation.evaluate import evaluate
 from posenc.lab.evaluation.images import ImageSource, images_for, sides
 from posenc.lab.evaluation.report import write_study
+from posenc.lab.evaluation.results import Study
 from posenc.lab.evaluation.settings import Tuning
 from posenc.lab.evaluation.study import ExtensionResult, measure_extensions
 from posenc.lab.evaluation.summary import answer, findings, setting
 from posenc.transformers.live import LiveImages
+from tests.support.tiny_models import build
 
 SIDE, PATCH = 8, 4
 TUNING = Tuning(steps=0)
@@ -28,18 +29,10 @@ TUNING = Tuning(steps=0)
 
 def subject(classes: int | None = 3, size: tuple[int, int] = (SIDE, SIDE)) -> Checkpoint:
     torch.manual_seed(0)
-    config = ViTConfig(
-        image_size=size,
-        patch_size=PATCH,
-        num_channels=1,
-        hidden_size=16,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_labels=classes or 2,
-        initializer_range=0.25,
-    )
-    model = ViTModel(config) if classes is None else ViTForImageClassification(config)
+    sizes = {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1}
+    sizes |= {"num_attention_heads": 2, "initializer_range": 0.25, "num_channels": 1}
+    name = "ViTModel" if classes is None else "ViTForImageClassification"
+    model = build(name, sizes, image_size=size, patch_size=PATCH, num_labels=classes or 2)
     return Checkpoint("tiny", "vit", LiveImages(model.eval().requires_grad_(False)), max(size))
 
 
@@ -65,7 +58,6 @@ def pictures(folder: Path) -> ImageSource:
 def test_files_are_read_at_every_size_with_the_classes_of_their_folders(tmp_path: Path) -> None:
     images = pictures(tmp_path).read([(8, 8), (12, 20)], channels=3, most=99)
     assert images.pixels[8, 8].shape == (6, 3, 8, 8)
-    assert images.labels is not None
     assert images.labels.tolist() == [4, 4, 4, 2, 2, 2]
     own = images.pixels[12, 20]
     assert own.amin() >= -1
@@ -85,59 +77,42 @@ def test_arrays_of_floating_numbers_are_taken_as_they_are(tmp_path: Path) -> Non
     source = arrays(tmp_path, images=given.numpy(), labels=np.arange(5))
     images = source.read([(8, 8), (16, 16)], channels=1, most=3)
     torch.testing.assert_close(images.pixels[8, 8][:, 0], given[[0, 1, 3]])
-    assert images.labels is not None
     assert images.labels.tolist() == [0, 1, 3]
     flat = arrays(tmp_path, images=np.full((2, 4, 4), 255, dtype=np.uint8))
     bright = replace(flat, mean=[0.25], std=[0.5]).read([(16, 16)], channels=3, most=9)
     torch.testing.assert_close(bright.pixels[16, 16], torch.full((2, 3, 16, 16), 1.5))
 
 
-def _nothing(folder: Path) -> ImageSource:
-    return ImageSource(None)
+def require_refused(source: ImageSource, message: str) -> None:
+    with pytest.raises((ArgumentError, DataError), match=message):
+        source.read([(8, 8)], channels=1, most=9)
 
 
-def _missing(folder: Path) -> ImageSource:
-    return ImageSource(folder / "no")
-
-
-def _empty(folder: Path) -> ImageSource:
-    return ImageSource(folder)
-
-
-def _broken(folder: Path) -> ImageSource:
-    source = pictures(folder)
-    (folder / "dog/0.png").write_bytes(b"no image")
-    return source
-
-
-def _one_file(folder: Path) -> ImageSource:
-    pictures(folder)
-    return ImageSource(folder / "dog/0.png")
-
-
-def _no_arrays(folder: Path) -> ImageSource:
-    (folder / "a.npz").write_bytes(b"none")
-    return ImageSource(folder / "a.npz")
+def test_folders_without_usable_images_are_named(tmp_path: Path) -> None:
+    require_refused(ImageSource(None), "--images: expected images, which such a model is measured")
+    require_refused(ImageSource(tmp_path / "no"), "nothing there")
+    require_refused(ImageSource(tmp_path), "Their names end in")
+    source, file = pictures(tmp_path), tmp_path / "dog/0.png"
+    require_refused(ImageSource(file), "Give the folder")
+    file.write_bytes(b"no image")
+    require_refused(source, r"a readable image at .*dog/0\.png")
+    (tmp_path / "a.npz").write_bytes(b"none")
+    require_refused(ImageSource(tmp_path / "a.npz"), "numpy.savez")
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("name", "shape", "message"),
     [
-        (_nothing, "--images: expected images, which such a model is measured on, got none"),
-        (_missing, "nothing there"),
-        (_empty, "Their names end in"),
-        (_broken, r"a readable image at .*dog/0\.png"),
-        (_one_file, "Give the folder"),
-        (_no_arrays, "numpy.savez"),
-        (lambda folder: arrays(folder, images=np.zeros((3, 8))), r"arrays of shapes \(3, 8\)"),
-        (lambda folder: arrays(folder, labels=np.zeros(2)), "labels"),
-        (lambda folder: arrays(folder, images=np.zeros((1, 8, 8))), "at least 2"),
-        (lambda folder: arrays(folder, images=np.zeros((4, 8, 8, 3))), "takes 1 channels"),
+        ("images", (3, 8), r"arrays of shapes \(3, 8\)"),
+        ("labels", (2,), "labels"),
+        ("images", (1, 8, 8), "at least 2"),
+        ("images", (4, 8, 8, 3), "takes 1 channels"),
     ],
 )
-def test_unusable_images_are_named(make: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises((ArgumentError, DataError), match=message):
-        make(tmp_path).read([(8, 8)], channels=1, most=9)
+def test_unusable_arrays_are_named(
+    name: str, shape: tuple[int, ...], message: str, tmp_path: Path
+) -> None:
+    require_refused(arrays(tmp_path, **{name: np.zeros(shape)}), message)
 
 
 def test_sizes_double_or_have_one_between() -> None:
@@ -158,13 +133,9 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> ExtensionResult:
 
 def test_every_way_of_resampling_is_measured_beside_the_original(outcome: ExtensionResult) -> None:
     study = outcome.study
-    assert [each.key for each in study.findings] == [
-        "scaled",
-        "interpolate",
-        "interpolate@antialias=True",
-        "interpolate@mode=bilinear",
-        "interpolate@align=corners",
-    ]
+    ways = ("", "@antialias=True", "@mode=bilinear", "@align=corners")
+    keys = [each.key for each in study.findings]
+    assert keys == ["scaled", *(f"interpolate{way}" for way in ways)]
     assert {each.served for each in study.findings} == {"", "table"}
     assert study.lengths == (8, 12, 16)
     assert [metric.key for metric in study.metrics] == ["right", "agreement", "cosine"]
@@ -178,10 +149,8 @@ def test_every_way_of_resampling_is_measured_beside_the_original(outcome: Extens
         assert reading.cosine[8] == pytest.approx(1, abs=1e-5)
         assert key == "scaled" or reading.cosine[16] < 0.9999
     assert len({reading.cosine[16] for reading in readings.values()}) == 5, "they differ"
-    assert isinstance(outcome.model, LiveImages)
     features, logits = outcome.model(torch.zeros(1, 1, 16, 16))
     assert features.shape == (1, 16)
-    assert logits is not None
     assert logits.shape == (1, 3)
     assert outcome.model.cells == (4, 4)
 
@@ -210,31 +179,33 @@ def test_where_the_original_is_the_measure_it_is_no_rival(outcome: ExtensionResu
     assert "for an image of 16 pixels a side as the model as trained for one of 8" in told
     assert "the class that the original gives them" in told
     assert not any("surely" in line for _, lines in findings(unlabelled) for line in lines)
-    encoder = subject(classes=None)
     only = replace(unlabelled, metrics=unlabelled.metrics[1:])
     assert "mean cosine of" in answer(only)[0]
-    assert isinstance(encoder.model, LiveImages)
-    assert encoder.model.classes is None
+    assert subject(classes=None).model.classes is None
 
 
 def test_other_shapes_and_features_alone(tmp_path: Path) -> None:
     source = arrays(tmp_path)
-    method = Method.parse("interpolate@size=(3,5)")
-    study = measure_extensions(subject(None), source, [method], factor=4, tuning=TUNING).study
+
+    def measure(*methods: str, size: tuple[int, int] = (SIDE, SIDE)) -> Study:
+        parsed = [Method.parse(method) for method in methods]
+        given = subject(None, size), source, parsed
+        return measure_extensions(*given, factor=4, tuning=TUNING).study
+
+    other = "interpolate@size=(3,5)"
+    study = measure(other)
     assert [metric.key for metric in study.metrics] == ["cosine"]
     assert study.lengths == (8, 16, 20)
     assert study.labels == {16: "8×16", 20: "12×20"}
     assert study.factor == 2.5
     assert study.at(20) == "12×20 pixels"
     assert "12×20" in write_study(study, tmp_path / "report").read_text()
-    two = [method, Method.parse("interpolate")]
     with pytest.raises(ArgumentError, match="one size of images, got 3×5 cells, 8×8 cells"):
-        measure_extensions(subject(None), source, two, factor=4, tuning=TUNING)
+        measure(other, "interpolate")
     with pytest.raises(ArgumentError, match="a table of positions in an image, got log_n"):
-        measure_extensions(subject(None), source, [Method.parse("log_n")], factor=2, tuning=TUNING)
-    turned = Method.parse("interpolate@size=(2,3)")
+        measure("log_n")
     with pytest.raises(ArgumentError, match="longer sides differ"):
-        measure_extensions(subject(None, (12, 8)), source, [turned], factor=2, tuning=TUNING)
+        measure("interpolate@size=(2,3)", size=(12, 8))
 
 
 def test_evaluate_shows_larger_images_by_an_interpolated_table(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from posenc.lab.evaluation.checkpoint import Checkpoint
 from posenc.lab.evaluation.choosing import headline, require_learned
 from posenc.lab.evaluation.evaluate import evaluate
-from posenc.lab.evaluation.results import Study
+from posenc.lab.evaluation.results import Effective, Study
 from posenc.lab.evaluation.summary import answer
 from posenc.lab.evaluation.texts import Text, read_ids
 from tests.support.known_lengths import TRAINED, breaking, holding, unlearned, words_text
@@ -55,16 +55,14 @@ def as_known(given: Subjects, seed: int) -> dict[str, bool]:
     held, broken, lying = (studies[name].effective for name in ("holds", "breaks", "lies"))
     return {
         "holds": held is not None and held.end is None and held.length == CLAIMED and held.honest,
-        "breaks": broken is not None
-        and broken.end is not None
-        and broken.low <= TRAINED < broken.end
-        and broken.honest,
+        "breaks": around_the_trained(broken) and broken.honest,
         "nothing": bool(studies["nothing"].gate) and studies["nothing"].effective is None,
-        "lies": lying is not None
-        and lying.end is not None
-        and lying.low <= TRAINED < lying.end
-        and not lying.honest,
+        "lies": around_the_trained(lying) and not lying.honest,
     }
+
+
+def around_the_trained(found: Effective | None) -> bool:
+    return found is not None and found.end is not None and found.low <= TRAINED < found.end
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +72,6 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Subjects:
 
 def test_one_that_holds_reads_all_that_was_measured(given: Subjects) -> None:
     study = measured(given, "holds")
-    assert study.effective is not None
     assert (study.effective.length, study.effective.end) == (CLAIMED, None)
     assert study.effective.honest
     assert study.rise is None
@@ -84,8 +81,6 @@ def test_one_that_holds_reads_all_that_was_measured(given: Subjects) -> None:
 
 def test_one_that_breaks_reads_as_far_as_it_was_trained(given: Subjects) -> None:
     study = measured(given, "breaks")
-    assert study.effective is not None
-    assert study.effective.end is not None
     assert study.effective.low <= TRAINED < study.effective.end <= 1.25 * TRAINED
     assert study.effective.limited_by == "loss"
     assert answer(study)[0].startswith("Effective length: 64 bytes (between ")
@@ -102,11 +97,8 @@ def test_nothing_is_said_of_one_that_has_learned_nothing(given: Subjects) -> Non
 
 def test_a_config_that_overstates_the_length_is_told(given: Subjects) -> None:
     study = measured(given, "breaks", length=CLAIMED)
-    assert study.effective is not None
     assert not study.effective.honest
-    assert study.effective.end is not None
-    assert study.effective.low <= TRAINED < study.effective.end
-    assert study.rise is not None
+    assert around_the_trained(study.effective)
     assert study.rise.position == TRAINED
     assert "does not read the 128 bytes that it is said to be trained at" in answer(study)[0]
     assert "before position 64" in answer(study)[0]

@@ -88,18 +88,15 @@ def test_what_is_no_llama_is_refused(changes: dict[str, Any], named: str) -> Non
         as_llama(decoder(**changes))
 
 
-@pytest.mark.parametrize(
-    ("method", "options", "named"),
-    [
+def test_other_extensions_are_refused() -> None:
+    for method, options, named in (
         ("rerope", {"length": 24}, "rope only"),
         ("dynamic_ntk", {"length": 24, "factor": 2.0}, "DynamicNtkRope"),
         ("ntk", {"factor": 4.0, "layers": {1: {"factor": 2.0}}}, "one encoding for all layers"),
-    ],
-)
-def test_other_extensions_are_refused(method: str, options: dict[str, Any], named: str) -> None:
-    encodings = extend_layers(decoder().encodings, method, **options)
-    with pytest.raises(ArgumentError, match=named):
-        as_llama(Decoder(DecoderConfig(**SIZES), encodings=encodings))
+    ):
+        encodings = extend_layers(decoder().encodings, method, **options)
+        with pytest.raises(ArgumentError, match=named):
+            as_llama(Decoder(DecoderConfig(**SIZES), encodings=encodings))
 
 
 def test_a_missing_transformers_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from posenc.extension import NotApplicable
 from posenc.lab.evaluation.candidates import Method, methods_for
 from posenc.lab.evaluation.checkpoint import Checkpoint, as_llama
 from posenc.lab.evaluation.evaluate import evaluate
+from posenc.lab.evaluation.extend import require_search, searched
 from posenc.lab.evaluation.report import write_study
 from posenc.lab.evaluation.results import StudyReading
 from posenc.lab.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
@@ -30,11 +31,15 @@ from posenc.transformers.live import LiveDecoder, LiveModel
 LENGTH = 16
 
 
-@pytest.fixture(scope="module")
-def model() -> LiveModel:
-    torch.manual_seed(0)
+def tiny(seed: int = 0) -> LiveModel:
+    torch.manual_seed(seed)
     config = DecoderConfig(vocabulary=256, dim=16, layers=1, heads=2, max_length=LENGTH)
     return LiveDecoder(as_llama(Decoder(config)).requires_grad_(requires_grad=False))
+
+
+@pytest.fixture(scope="module")
+def model() -> LiveModel:
+    return tiny()
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +51,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
 
 @pytest.fixture(scope="module")
 def outcome(model: LiveModel, text: Text) -> ExtensionResult:
-    subject = Checkpoint("tiny", "llama", model, LENGTH)
-    methods = [Method.parse(name) for name in ("yarn", "rerope+log_n", "segments", "string")]
-    return measure_extensions(subject, text, methods, factor=3, tuning=Tuning(steps=2), always=True)
+    names = ("yarn", "rerope+log_n", "segments", "string")
+    return measure(model, text, *names, factor=3, tuning=Tuning(steps=2), always=True)
 
 
 class Uniform(nn.Module):
@@ -94,15 +98,13 @@ def test_baselines_come_first_and_what_does_not_fit_says_so(outcome: ExtensionRe
     keys = [each.key for each in outcome.study.findings]
     assert keys == ["direct", "window", "yarn", "rerope+log_n", "segments", "string"]
     string = outcome.study.of("string")
-    assert string is not None
     assert string.refusal.endswith("with local=2, got 3"), "what is expected leaves out what came"
     assert string.untuned is None
     for each in outcome.study.findings[:5]:
         assert each.untuned is not None
         assert (each.tuned is None) == (each.key == "segments")
-    yarn = outcome.study.of("yarn")
-    assert yarn is not None
-    assert any("turn" in sentence for sentence in yarn.advice), "short lengths mislead YaRN"
+    advice = outcome.study.of("yarn").advice
+    assert any("turn" in sentence for sentence in advice), "short lengths mislead YaRN"
 
 
 def test_all_agree_below_the_trained_length_where_nothing_changed(outcome: ExtensionResult) -> None:
@@ -118,32 +120,24 @@ def test_the_chosen_can_be_written_and_is_fine_tuned(
 ) -> None:
     assert outcome.study.chosen in {"yarn", "rerope+log_n"}
     served = {each.key: each.served for each in outcome.study.findings}
-    assert served == {
-        "direct": "",
-        "window": "",
-        "yarn": "yarn",
-        "rerope+log_n": "",
-        "segments": "",
-        "string": "",
-    }
-    assert outcome.method is not None
+    assert {key: how for key, how in served.items() if how} == {"yarn": "yarn"}
     assert outcome.method.spec == outcome.study.chosen
-    assert outcome.model is not None
     tuned, before = (m.model.get_input_embeddings().weight for m in (outcome.model, model))
     assert not torch.equal(tuned, before)
 
 
+def measure(model: LiveModel, text: Text, *names: str, **options: Any) -> ExtensionResult:
+    methods = [Method.parse(name) for name in names]
+    given = {"factor": 2, "tuning": Tuning(steps=0)} | options
+    return measure_extensions(Checkpoint("tiny", "llama", model, LENGTH), text, methods, **given)
+
+
 def test_one_method_that_does_not_fit_is_an_error(model: LiveModel, text: Text) -> None:
-    subject = Checkpoint("tiny", "llama", model, LENGTH)
     with pytest.raises(NotApplicable, match="hierarchical") as caught:
-        measure_extensions(
-            subject, text, [Method.parse("hierarchical")], factor=2, tuning=Tuning(steps=0)
-        )
+        measure(model, text, "hierarchical")
     assert "yarn" in caught.value.remedy
     with pytest.raises(ArgumentError, match="factor"):
-        measure_extensions(
-            subject, text, [Method.parse("yarn")], factor=0.5, tuning=Tuning(steps=0)
-        )
+        measure(model, text, "yarn", factor=0.5)
 
 
 def test_all_is_every_method_that_fits(model: LiveModel) -> None:
@@ -155,13 +149,10 @@ def test_all_is_every_method_that_fits(model: LiveModel) -> None:
     assert "yarn@alpha=0.5@beta=4" not in long
 
 
-@pytest.mark.parametrize("spec", ["yarm", "yarn@gamma=1", "yarn@gamma", "yarn+no"])
-def test_names_that_do_not_exist(spec: str) -> None:
-    with pytest.raises(UnknownNameError):
-        Method.parse(spec)
-
-
-def test_an_option_needs_a_value() -> None:
+def test_names_that_do_not_exist() -> None:
+    for spec in ("yarm", "yarn@gamma=1", "yarn@gamma", "yarn+no"):
+        with pytest.raises(UnknownNameError):
+            Method.parse(spec)
     with pytest.raises(ArgumentError, match="alpha: expected NAME=VALUE"):
         Method.parse("yarn@alpha")
 
@@ -176,7 +167,7 @@ def test_commas_in_brackets_part_no_methods(model: LiveModel) -> None:
 def test_fine_tuning_leaves_the_model_and_is_the_same_twice(
     model: LiveModel, text: Text, positions: str
 ) -> None:
-    tuning = Tuning(steps=3, positions=positions)  # type: ignore[arg-type]
+    tuning = Tuning(steps=3, positions=positions)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     one, two = (finetuned(model, text, tuning, length=LENGTH, goal=48)[0] for _ in range(2))
     for name, tensor in one.state_dict().items():
@@ -189,10 +180,8 @@ def test_fine_tuning_leaves_the_model_and_is_the_same_twice(
 
 def test_fine_tuning_learns(model: LiveModel, text: Text) -> None:
     losses: list[float] = []
-    tuning = Tuning(steps=30)
-    finetuned(
-        model, text, tuning, length=LENGTH, goal=32, stepped=lambda step, loss: losses.append(loss)
-    )
+    given = {"length": LENGTH, "goal": 32, "stepped": lambda step, loss: losses.append(loss)}
+    finetuned(model, text, Tuning(steps=30), **given)
     assert losses[-1] < losses[0] - 0.5
 
 
@@ -203,9 +192,9 @@ def test_positions_of_fine_tuning_reach_the_goal(
     plain = LiveDecoder.forward
 
     def forward(self: LiveDecoder, tokens: Tensor, layout: object = None) -> Tensor:
-        seen.append(float(layout.positions.max()))  # type: ignore[attr-defined]
+        seen.append(float(layout.positions.max()))
         assert tokens.shape[1] == LENGTH
-        return plain(self, tokens, layout)  # type: ignore[arg-type]
+        return plain(self, tokens, layout)
 
     monkeypatch.setattr(LiveDecoder, "forward", forward)
     for positions in ("randomized", "skipped"):
@@ -247,10 +236,7 @@ def test_the_report_holds_every_number(outcome: ExtensionResult, tmp_path: Path)
         for row in rows
         if row["metric"] == "loss"
     }
-    yarn = outcome.study.of("yarn")
-    assert yarn is not None
-    assert yarn.untuned is not None
-    assert found["yarn", "0", "48"] == yarn.untuned.loss[48]
+    assert found["yarn", "0", "48"] == outcome.study.of("yarn").untuned.loss[48]
     assert len([row for row in rows if row["metric"] == "needles"]) == 9 * 4 * 5
 
 
@@ -267,22 +253,18 @@ def test_evaluate_measures_one_model(model: LiveModel, text: Text, tmp_path: Pat
 def test_a_stopped_study_goes_on_without_measuring_again(
     model: LiveModel, text: Text, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = Checkpoint("tiny", "llama", model, LENGTH)
-    methods = [Method.parse(name) for name in ("yarn", "rerope")]
     measured: list[nn.Module] = []
-    measure = NextTokenSuite.measure
+    plain = NextTokenSuite.measure
 
     def count(self: NextTokenSuite, model: nn.Module, *, limit: int | None = None) -> StudyReading:
         measured.append(model)
-        return measure(self, model, limit=limit)
+        return plain(self, model, limit=limit)
 
     monkeypatch.setattr(NextTokenSuite, "measure", count)
 
     def run(steps: int = 2, **options: Any) -> ExtensionResult:
-        tuning = Tuning(steps=steps)
-        return measure_extensions(
-            checkpoint, text, methods, factor=2, tuning=tuning, always=True, **options
-        )
+        given = {"tuning": Tuning(steps=steps), "always": True} | options
+        return measure(model, text, "yarn", "rerope", **given)
 
     state = tmp_path / "state.json"
     with pytest.raises(Interrupted, match="a stop after 3"):
@@ -293,16 +275,10 @@ def test_a_stopped_study_goes_on_without_measuring_again(
     for one, other in zip(resumed.study.findings, whole.study.findings, strict=True):
         for tuned in (False, True):
             first, second = one.reading(tuned), other.reading(tuned)
-            assert first is not None
-            assert second is not None
-            assert first.loss == second.loss
-            assert first.needles == second.needles
-            assert first.by_position == second.by_position
-            assert first.windows == second.windows
+            for name in ("loss", "needles", "by_position", "windows"):
+                assert getattr(first, name) == getattr(second, name)
         assert one.claims == other.claims
     assert resumed.study.chosen == whole.study.chosen
-    assert resumed.model is not None
-    assert whole.model is not None
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(tensor, resumed.model.state_dict()[name]), "trained again alike"
     measured.clear()
@@ -311,11 +287,81 @@ def test_a_stopped_study_goes_on_without_measuring_again(
 
 
 def test_a_damaged_state_is_named(model: LiveModel, text: Text, tmp_path: Path) -> None:
-    checkpoint, state = Checkpoint("tiny", "llama", model, LENGTH), tmp_path / "state.json"
-    methods, none = [Method.parse("yarn")], Tuning(steps=0)
-    measure_extensions(checkpoint, text, methods, factor=2, tuning=none, state=state)
+    state = tmp_path / "state.json"
+    measure(model, text, "yarn", state=state)
     plain = json.loads(state.read_text())
     del plain["readings"]["direct"]["untuned"]["per_second"]
     state.write_text(json.dumps(plain))
     with pytest.raises(CheckpointError, match="the readings of a study"):
-        measure_extensions(checkpoint, text, methods, factor=2, tuning=none, state=state)
+        measure(model, text, "yarn", state=state)
+
+
+# LongRoPE's factors, searched on the text
+
+LONGROPE = Method.parse("longrope")
+
+
+def search(text: Text, state: Path, seed: int = 0, **changes: Any) -> list[Method]:
+    chosen = {"methods": [LONGROPE], "factor": 2.0, "budget": 6} | changes
+    return searched(Checkpoint("tiny", "llama", tiny(seed), LENGTH), text, state=state, **chosen)
+
+
+def test_the_best_factors_are_used_and_told(text: Text, tmp_path: Path) -> None:
+    state = tmp_path / "search.json"
+    told: list[tuple[str, int, int]] = []
+    plain = Method.parse("yarn")
+    both = [plain, LONGROPE]
+    yarn, found = search(text, state, methods=both, progress=lambda *each: told.append(each))
+    assert yarn is plain
+    assert found.spec == "longrope"
+    factors = found.options["long_factors"]
+    assert factors == sorted(factors)
+    assert len(factors) == 4
+    assert [done for _, done, _ in told] == [1, 2, 3, 4, 5, 6]
+    assert told[-1][0].startswith("longrope: searching factors, step 6 of 6, least loss ")
+    subject, none = Checkpoint("tiny", "llama", tiny(), LENGTH), Tuning(steps=0)
+    outcome = measure_extensions(subject, text, [found], factor=2, tuning=none, always=True)
+    advice = outcome.study.findings[-1].advice
+    assert "best of 6" in advice[0]
+    assert all(f"{each:g}" in advice[0] for each in factors)
+    assert outcome.model.model.config.rope_parameters["long_factor"] == factors
+
+
+def test_stopped_it_goes_on_from_where_it_was(text: Text, tmp_path: Path) -> None:
+    state = tmp_path / "search.json"
+    with pytest.raises(Interrupted, match="a stop after 1") as stopped:
+        search(text, state, stop=lambda: True)
+    assert "same command again" in stopped.value.remedy
+    told: list[int] = []
+    (resumed,) = search(text, state, progress=lambda stage, done, total: told.append(done))
+    assert told == [2, 3, 4, 5, 6]
+    assert resumed == search(text, tmp_path / "other.json")[0]
+
+
+def test_another_models_search_is_refused(text: Text, tmp_path: Path) -> None:
+    state = tmp_path / "search.json"
+    search(text, state, budget=2)
+    with pytest.raises(CheckpointError, match="same model and text"):
+        search(text, state, seed=1)
+
+
+def test_given_factors_are_left_alone(text: Text, tmp_path: Path) -> None:
+    given, joined = map(Method.parse, ("longrope@long_factors=[1,1,2,2]", "longrope+log_n"))
+    methods = [given, LONGROPE, joined]
+    one, two, three = search(text, tmp_path / "search.json", methods=methods, budget=2)
+    assert one is given
+    assert two.options["long_factors"]
+    assert three.options["long_factors"]
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["search-longrope+log_n.json", "search.json"]
+
+
+def test_searches_that_cannot_be(text: Text, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="longrope among the methods"):
+        require_search(5, [Method.parse("yarn")])
+    require_search(0, [Method.parse("yarn")])
+    require_search(5, [Method.parse("longrope+log_n")])
+    state = tmp_path / "search.json"
+    with pytest.raises(DataError, match="at least 64000 tokens"):
+        search(text, state, factor=1000.0)
+    assert not state.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,11 +69,8 @@ def test_an_answer_begins_with_its_gap() -> None:
 
 
 def test_questions_of_other_lengths_are_asked_together() -> None:
-    asked = [
-        question("77"),
-        question("12", head="A longer text is here.\n"),
-        question("345", head="A third.\n"),
-    ]
+    asked = [question("77"), question("12", head="A longer text is here.\n")]
+    asked.append(question("345", head="A third.\n"))
     model = Reciting(*(each.head + each.answered(1) for each in asked[:2]))
     assert ByProbability(encode).scores(model, asked) == [1.0, 1.0, 0.0]
     begun = ByProbability(encode, (250,))
@@ -103,10 +101,7 @@ def chat(message: str) -> str:
 
 
 def by_generation() -> ByGeneration:
-    def read(ids: object) -> str:
-        return bytes(ids).decode()  # type: ignore[call-overload,no-any-return]
-
-    return ByGeneration(lambda text: list(text.encode()), read, chat)
+    return ByGeneration(lambda text: list(text.encode()), lambda ids: bytes(ids).decode(), chat)
 
 
 def test_what_is_generated_after_the_template_is_searched_for_the_answers() -> None:
@@ -126,12 +121,10 @@ def test_equal_lengths_are_generated_in_one_call_and_keep_their_places() -> None
 def test_answers_count_in_any_case_and_not_those_of_the_prompt() -> None:
     asked = question("Abc", "once")
     assert by_generation().scores(Writing(" aBC"), [asked]) == [0.5]
-
-
-def test_the_longest_answers_of_a_call_may_be_written() -> None:
-    text = " one, two, three, four, five, six"
-    asked = [question("one"), question("one", "two", "three", "four", "five", "six")]
-    assert by_generation().scores(Writing(text), asked) == [1.0, 1.0]
+    # the longest answers of a call may be written
+    numbers = ("one", "two", "three", "four", "five", "six")
+    asked = [question("one"), question(*numbers)]
+    assert by_generation().scores(Writing(f" {', '.join(numbers)}"), asked) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("place", ["config", "list", "file", "both"])
@@ -143,22 +136,19 @@ def test_a_template_is_read_wherever_it_is_kept(place: str, tmp_path: Path) -> N
         fields["chat_template"] = template
     elif place == "list":
         fields["chat_template"] = [{"name": "tool", "template": "no"}]
-        fields["chat_template"] += [{"name": "default", "template": template}]  # type: ignore[operator]
+        fields["chat_template"] += [{"name": "default", "template": template}]
     else:
         (tmp_path / "chat_template.jinja").write_text(template)
     if place == "both":  # the file comes first
         fields["chat_template"] = "an older one"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
-    rendered = read_template(tmp_path)
-    assert rendered is not None
-    assert rendered("Hello") == "<s>[user] Hello[model]"
+    assert read_template(tmp_path)("Hello") == "<s>[user] Hello[model]"
 
 
 def test_a_template_that_fails_is_named(tmp_path: Path) -> None:
     assert read_template(tmp_path) is None
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('no system') }}")
     rendered = read_template(tmp_path)
-    assert rendered is not None
     with pytest.raises(CheckpointError, match="no system") as caught:
         rendered("Hello")
     assert "--style base" in caught.value.remedy
@@ -171,46 +161,41 @@ def test_a_template_that_runs_for_long_is_ended(
     loops = "".join(f"{{% for {name} in range(99999) %}}" for name in "abc")
     (tmp_path / "chat_template.jinja").write_text(loops + 3 * "{% endfor %}")
     rendered = read_template(tmp_path)
-    assert rendered is not None
     before = sys.gettrace()
     with pytest.raises(CheckpointError, match=r"more than 0\.2 s"):
         rendered("Hello")
     assert sys.gettrace() is before
 
 
-@pytest.mark.parametrize(
-    ("style", "chats", "expected"),
-    [
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("One two three four five six seven. " * 99)
+    return path
+
+
+def test_a_template_decides_the_style_unless_it_is_given(plain: Path) -> None:
+    text = read_ids(plain, encode=None, training=False)
+    for style, chats, expected in (
         ("auto", False, "base"),
         ("auto", True, "chat"),
         ("base", True, "base"),
         ("chat", True, "chat"),
-    ],
-)
-def test_a_template_decides_the_style_unless_it_is_given(
-    style: str, chats: bool, expected: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "text.txt"
-    path.write_text("One two three four five six seven. " * 99)
-    tokenizer = TokenizerFile(None, str, SpecialTokens(), chat=chat if chats else None)
-    from dataclasses import replace
-
-    text = replace(read_ids(path, encode=None, training=False), tokenizer=tokenizer)
-    settings = EvaluationSettings(style=style)  # type: ignore[arg-type]
-    assert Examination.of(text, settings, goal=256).style == expected
+    ):
+        tokenizer = TokenizerFile(None, str, SpecialTokens(), chat=chat if chats else None)
+        settings = EvaluationSettings(style=style)
+        asked = Examination.of(replace(text, tokenizer=tokenizer), settings, goal=256)
+        assert asked.style == expected
 
 
-def test_what_cannot_be_asked(tmp_path: Path) -> None:
-    path = tmp_path / "text.txt"
-    path.write_text("One two three four five six seven. " * 99)
-    text = read_ids(path, encode=None, training=False)
+def test_what_cannot_be_asked(plain: Path) -> None:
+    text = read_ids(plain, encode=None, training=False)
     with pytest.raises(ArgumentError, match="without a chat template"):
         Examination.of(text, EvaluationSettings(style="chat"), goal=64)
-    blind = read_ids(path, encode=lambda told: [1] * len(told), training=False)
+    blind = read_ids(plain, encode=lambda told: [1] * len(told), training=False)
     refused = Examination.of(blind, EvaluationSettings(), goal=64)
     assert not refused.names
     assert "does not tell words or numbers apart" in refused.refusal
     assert Examination.of(text, EvaluationSettings(tasks="none"), goal=64).names == ()
-    assert Examination.of(text, EvaluationSettings(), goal=64).count == 64
-    assert Examination.of(text, EvaluationSettings(), goal=1 << 20).count == 8
-    assert Examination.of(text, EvaluationSettings(questions=3), goal=64).count == 3
+    for settings, goal, count in (({}, 64, 64), ({}, 1 << 20, 8), ({"questions": 3}, 64, 3)):
+        assert Examination.of(text, EvaluationSettings(**settings), goal=goal).count == count

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,21 +21,11 @@ def write_text(path: Path) -> Path:
 
 def small(folder: Path, **changes: object) -> ComparisonSettings:
     """Two encodings, one seed, twelve steps."""
-    settings = ComparisonSettings(
-        out=folder / "out",
-        text=write_text(folder / "text.txt"),
-        encodings=("rope", "learned"),
-        references=("rope|window",),
-        train_length=16,
-        test_lengths=(32,),
-        steps=12,
-        seeds=(0,),
-        width=16,
-        layers=1,
-        heads=2,
-        batch=4,
-    )
-    return replace(settings, **changes)  # type: ignore[arg-type]
+    names = {"encodings": ("rope", "learned"), "references": ("rope|window",), "seeds": (0,)}
+    lengths = {"train_length": 16, "test_lengths": (32,), "steps": 12}
+    sizes = {"width": 16, "layers": 1, "heads": 2, "batch": 4}
+    files = {"out": folder / "out", "text": write_text(folder / "text.txt")}
+    return ComparisonSettings(**files | names | lengths | sizes | changes)
 
 
 class Log:
@@ -53,7 +43,7 @@ class Log:
         if first and isinstance(event, self.kind or ()):
             self.act()
 
-    def of(self, kind: type[Event]) -> list[Event]:
+    def of(self, kind: type[Event]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
 

@@ -17,19 +17,13 @@ from posenc.lab.experiments.verdicts import bounds_of
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Up
 from posenc.lab.reporting.numbers import Bounds, Estimate, estimate
-from tests.support.samples import ACCURACY, LOSS, sample
+from tests.support.samples import ACCURACY, LOSS, altered, sample
 
-RANGES = {
-    "all zero": [0.0, 0.0],
-    "all alike": [9.23, 9.23],
-    "nearly alike": [9.2301, 9.2312],
-    "small changes": [-0.001, 0.004],
-    "negative": [-0.6, -0.2],
-    "narrow at the top": [0.9991, 0.9999],
-    "wide": [0.0, 1234.5],
-    "across": [-0.35, 1.7],
-    "nothing": [],
-}
+RANGES = (
+    *([], [0.0, 0.0], [9.23, 9.23], [9.2301, 9.2312], [-0.001, 0.004], [-0.6, -0.2]),
+    *([0.9991, 0.9999], [0.0, 1234.5], [-0.35, 1.7]),
+)
+"""None, one, nearly one, small, negative, near an end, wide and of both signs."""
 
 
 def labels(values: list[float], **how: bool) -> list[str]:
@@ -41,15 +35,14 @@ def labels(values: list[float], **how: bool) -> list[str]:
     return re.findall(r"<text[^>]*>([^<]*)</text>", axis)
 
 
-@pytest.mark.parametrize("values", RANGES.values(), ids=RANGES)
+@pytest.mark.parametrize("values", RANGES, ids=str)
 @pytest.mark.parametrize("percent", [False, True])
 def test_ticks_differ(values: list[float], percent: bool) -> None:
     drawn = labels(values, percent=percent, signed=percent)
     assert 3 <= len(drawn) <= 10
     assert len(set(drawn)) == len(drawn)
-    numbers = [
-        float(text.replace("−", "-").rstrip("%")) / (100 if percent else 1) for text in drawn
-    ]
+    unit = 100 if percent else 1
+    numbers = [float(text.replace("−", "-").rstrip("%")) / unit for text in drawn]
     assert min(numbers) <= min(values, default=0) + 1e-9
     assert max(numbers) >= max(values, default=0) - 1e-9
     assert "+0%" not in drawn
@@ -62,43 +55,34 @@ def test_an_axis_ends_where_its_metric_does() -> None:
 
 def test_intervals_are_of_what_is_possible() -> None:
     free = estimate([0.1, 0.54, 0.98])
-    assert free is not None
     assert free.low < 0 < 1 < free.high, "as Student's t has it"
     shares = estimate([0.1, 0.54, 0.98], bounds_of(ACCURACY))
-    assert shares is not None
-    assert shares.shown(".0%") == "54% (0 to 100)"
     assert shares.shown(".0%", "\n") == "54%\n(0\nto 100)"
     assert shares.to_json() == {"mean": pytest.approx(0.54), "low": 0.0, "high": 1.0, "n": 3}
-    assert shares.scaled(-100).shown(".0f") == "-54 (-100 to 0)".replace("to 0", "to -0")
-    narrow = estimate([0.5, 0.51, 0.52], bounds_of(ACCURACY))
-    assert narrow is not None
-    assert narrow.shown(".1%") == "51.0% (48.5 to 53.5)"
-    bleu = estimate([22.5, 38.7], bounds_of(replace(ACCURACY, unit="BLEU")))
-    assert bleu is not None
-    assert bleu.shown(".1f") == "30.6 (0.0 to 100.0)"
-    loss = estimate([0.1, 2.0], bounds_of(LOSS))
-    assert loss is not None
-    assert loss.shown(".1f").startswith("1.1 (0.0 to ")
     one = estimate([0.5], bounds_of(LOSS))
-    assert one is not None
-    assert one.shown(".1f") == "0.5"
+    assert one.to_json() == {"mean": 0.5, "low": None, "high": None, "n": 1}
+    bleu = replace(ACCURACY, unit="BLEU")
+    for interval, form, shown in (
+        (shares, ".0%", "54% (0 to 100)"),
+        (shares.scaled(-100), ".0f", "-54 (-100 to -0)"),
+        (estimate([0.5, 0.51, 0.52], bounds_of(ACCURACY)), ".1%", "51.0% (48.5 to 53.5)"),
+        (estimate([22.5, 38.7], bounds_of(bleu)), ".1f", "30.6 (0.0 to 100.0)"),
+        (one, ".1f", "0.5"),
+    ):
+        assert interval.shown(form) == shown
+    assert estimate([0.1, 2.0], bounds_of(LOSS)).shown(".1f").startswith("1.1 (0.0 to ")
     assert [Estimate(*of, 3).shown() for of in ((2.7, 0.05), (0.0066, 0.6), (612.0, 3.0))] == [
         "2.70 (2.65 to 2.75)",
         "0.01 (-0.59 to 0.61)",
         "612 (609 to 615)",
     ]
-    assert one.to_json() == {"mean": 0.5, "low": None, "high": None, "n": 1}
 
 
 def test_no_band_and_no_tick_leaves_what_is_possible() -> None:
     """Seeds that disagree: some find nothing, some everything."""
-    base = sample(metric=ACCURACY)
-    cycle = itertools.cycle([0.0, 0.5, 1.0])
-    wild = tuple(
-        replace(m, value=next(cycle)) if m.metric in ("accuracy", "recall") else m
-        for m in base.measurements
-    )
-    comparison = replace(base, measurements=wild)
+    cycle, comparison = itertools.cycle([0.0, 0.5, 1.0]), sample(metric=ACCURACY)
+    for metric in ("accuracy", "recall"):
+        comparison = altered(comparison, lambda m: next(cycle), metric=metric)
     charts = {chart.key: chart.spec for chart in draw_charts(comparison, summarise(comparison))}
     for key, low in (("headline", 0.0), ("recall", 0.0), ("change", -1.0)):
         rows = [row for rows in charts[key]["datasets"].values() for row in rows if "low" in row]

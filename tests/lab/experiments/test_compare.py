@@ -1,16 +1,21 @@
-"""Whole comparisons, small ones: processes, folders, interruptions."""
+"""Whole comparisons, small ones: processes, folders, interruptions, budgets."""
 
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import product
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -24,143 +29,112 @@ from posenc.errors import (
     UnknownNameError,
 )
 from posenc.lab.experiments import compare as comparing
+from posenc.lab.experiments import progress as events
 from posenc.lab.experiments.compare import compare, prepare
-from posenc.lab.experiments.progress import (
-    Event,
-    Finished,
-    Measuring,
-    RunFinished,
-    RunsPrepared,
-    RunStarted,
-    Stepped,
-    Stopping,
-)
-from posenc.lab.experiments.results import Comparison
+from posenc.lab.experiments.jobs import Outcome, TrainingJob, carry_out
+from posenc.lab.experiments.results import Comparison, Measurement
 from posenc.lab.experiments.settings import ComparisonSettings, load_settings, resume_command
 from posenc.lab.experiments.tasks import TASKS
+from posenc.lab.training.stopping import Deadline
 from posenc.models import Decoder
 from posenc.registry import ENCODINGS
 from tests.lab.experiments.small_comparisons import Log, press_ctrl_c, small
 
 
+class Undisturbed(NamedTuple):
+    settings: ComparisonSettings
+    comparison: Comparison
+    log: Log
+
+
 @pytest.fixture(scope="module")
-def finished(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[ComparisonSettings, Comparison, Log]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     """A comparison that nothing disturbed."""
-    settings = small(tmp_path_factory.mktemp("finished"), seeds=(0, 1))
-    log = Log()
-    return settings, compare(settings, command="posenc compare …", progress=log), log
+    settings, log = small(tmp_path_factory.mktemp("finished"), seeds=(0, 1)), Log()
+    return Undisturbed(settings, compare(settings, command="posenc compare …", progress=log), log)
+
+
+RUNS = [("learned", 0), ("learned", 1), ("rope", 0), ("rope", 1)]
 
 
 def by_point(comparison: Comparison) -> dict[tuple[str, int, str, float], float]:
     return {(m.subject, m.seed, m.metric, m.x): m.value for m in comparison.measurements}
 
 
-def test_comparison_has_every_subject_seed_and_length(
-    finished: tuple[ComparisonSettings, Comparison, Log],
-) -> None:
-    _, comparison, _ = finished
+def test_comparison_has_every_subject_seed_and_length(finished: Undisturbed) -> None:
+    comparison = finished.comparison
     assert comparison.complete
     assert [s.name for s in comparison.subjects] == ["rope", "learned", "rope|window=16"]
     found = by_point(comparison)
-    for metric in ("loss", "recall"):
-        for seed in (0, 1):
-            for x in (16, 32):
-                assert ("rope", seed, metric, x) in found
-                assert ("rope|window=16", seed, metric, x) in found
-            assert ("learned", seed, metric, 16) in found
-    assert {(r.subject, r.metric, r.x) for r in comparison.refusals} == {
-        ("learned", "loss", 32),
-        ("learned", "recall", 32),
-        ("learned", "loss_by_position", 32),
-    }
+    for point in product(("rope", "rope|window=16"), (0, 1), ("loss", "recall"), (16, 32)):
+        assert point in found
+    for point in product(("learned",), (0, 1), ("loss", "recall"), (16,)):
+        assert point in found
+    refused = {(r.subject, r.metric, r.x) for r in comparison.refusals}
+    assert refused == {("learned", key, 32) for key in ("loss", "recall", "loss_by_position")}
     assert found["rope", 0, "loss", 16] == found["rope|window=16", 0, "loss", 16]
     assert found["rope", 0, "loss", 16] != found["rope", 1, "loss", 16]
-    curve = [
-        x
-        for subject, seed, metric, x in found
-        if (subject, seed, metric) == ("rope", 0, "training_loss")
-    ]
+    curve = [x for *run, x in found if run == ["rope", 0, "training_loss"]]
     assert curve == list(range(1, 13))
 
 
-def test_runs_tell_what_they_cost(finished: tuple[ComparisonSettings, Comparison, Log]) -> None:
-    _, comparison, _ = finished
-    assert {(run.subject, run.seed) for run in comparison.runs} == {
-        (subject, seed) for subject in ("rope", "learned", "rope|window=16") for seed in (0, 1)
-    }
-    sizes = {run.subject: run.parameters for run in comparison.runs}
+def test_runs_tell_what_they_cost(finished: Undisturbed) -> None:
+    runs = finished.comparison.runs
+    names = ("rope", "learned", "rope|window=16")
+    assert {(run.subject, run.seed) for run in runs} == set(product(names, (0, 1)))
+    sizes = {run.subject: run.parameters for run in runs}
     assert sizes["learned"] - sizes["rope"] == 16 * 16
-    for run in comparison.runs:
+    for run in runs:
         assert run.steps == 12
-        assert run.tokens_per_second > 0
-        assert run.train_seconds > 0
+        assert min(run.tokens_per_second, run.train_seconds) > 0
 
 
-def test_provenance_is_enough_to_do_it_again(
-    finished: tuple[ComparisonSettings, Comparison, Log],
-) -> None:
-    settings, comparison, _ = finished
+def test_provenance_is_enough_to_do_it_again(finished: Undisturbed) -> None:
+    comparison = finished.comparison
     provenance = comparison.provenance
     assert provenance.command == "posenc compare …"
     assert provenance.versions["torch"] == torch.__version__
     assert provenance.seeds == (0, 1)
     assert provenance.settings["steps"] == 12
+    assert "out" not in provenance.settings
     assert provenance.corpus.train_bytes + provenance.corpus.held_out_bytes == 6000
     assert Comparison.from_json(json.loads(json.dumps(comparison.to_json()))) == comparison
-    assert "out" not in provenance.settings
-    assert settings.out.name == "out"
 
 
-def test_events_come_in_order(finished: tuple[ComparisonSettings, Comparison, Log]) -> None:
-    _, _, log = finished
-    assert isinstance(log.events[0], RunsPrepared)
-    assert log.events[0].runs == (("rope", 0), ("learned", 0), ("rope", 1), ("learned", 1))
-    assert log.events[0].finished == 0
-    assert isinstance(log.events[-1], Finished)
-    assert log.events[-1].complete
-    assert log.events[-1].resume is None
-    for kind in (RunStarted, RunFinished):
-        assert sorted((e.encoding, e.seed) for e in log.of(kind)) == [  # type: ignore[union-attr]
-            ("learned", 0),
-            ("learned", 1),
-            ("rope", 0),
-            ("rope", 1),
-        ]
-    steps = [e.step for e in log.of(Stepped) if isinstance(e, Stepped) and e.encoding == "rope"]
+def test_events_come_in_order(finished: Undisturbed) -> None:
+    log = finished.log
+    first, last = log.events[0], log.events[-1]
+    assert first.runs == (("rope", 0), ("learned", 0), ("rope", 1), ("learned", 1))
+    assert first.finished == 0
+    assert isinstance(last, events.Finished)
+    assert (last.complete, last.resume) == (True, None)
+    for kind in (events.RunStarted, events.RunFinished):
+        assert sorted((e.encoding, e.seed) for e in log.of(kind)) == RUNS
+    steps = [event.step for event in log.of(events.Stepped) if event.encoding == "rope"]
     assert steps.count(12) == 2
-    last = [e for e in log.of(Measuring) if isinstance(e, Measuring)][-1]
-    assert last.done == last.total
+    measuring = log.of(events.Measuring)[-1]
+    assert measuring.done == measuring.total
 
 
-def test_trained_models_are_left_for_others(
-    finished: tuple[ComparisonSettings, Comparison, Log],
-) -> None:
-    settings, _, _ = finished
-    folder = settings.out / "runs" / "rope" / "seed-1"
+def test_finished_comparison_is_read_not_run(finished: Undisturbed) -> None:
+    """Its trained models are left for others."""
+    folder = finished.settings.out / "runs" / "rope" / "seed-1"
     assert Decoder.load(folder / "model").config.encoding == "rope"
     assert sorted(path.name for path in folder.iterdir()) == ["model", "run.json"]
-
-
-def test_finished_comparison_is_read_not_run(
-    finished: tuple[ComparisonSettings, Comparison, Log],
-) -> None:
-    settings, comparison, _ = finished
     log = Log()
-    again = compare(load_settings(settings.out), progress=log)
-    assert not log.of(RunStarted)
-    assert again.measurements == comparison.measurements
-    assert again.runs == comparison.runs
+    again = compare(load_settings(finished.settings.out), progress=log)
+    assert not log.of(events.RunStarted)
+    assert again.measurements == finished.comparison.measurements
+    assert again.runs == finished.comparison.runs
     assert again.complete
 
 
 def test_interrupted_comparison_goes_on_to_the_same_results(
-    finished: tuple[ComparisonSettings, Comparison, Log], tmp_path: Path
+    finished: Undisturbed, tmp_path: Path
 ) -> None:
-    _, whole, _ = finished
+    whole = finished.comparison
     settings = small(tmp_path, seeds=(0, 1), workers=1)
-    log = Log(Stepped, press_ctrl_c)
+    log = Log(events.Stepped, press_ctrl_c)
     before = signal.getsignal(signal.SIGINT)
     partial = compare(settings, progress=log)
     assert signal.getsignal(signal.SIGINT) is before
@@ -168,11 +142,8 @@ def test_interrupted_comparison_goes_on_to_the_same_results(
     assert len(partial.runs) < len(whole.runs)
     assert Comparison.from_json(json.loads(json.dumps(partial.to_json()))) == partial
     command = resume_command(settings.out)
-    assert log.of(Stopping) == [Stopping(resume=command)]
-    last = log.events[-1]
-    assert isinstance(last, Finished)
-    assert (last.complete, last.resume) == (False, command)
-
+    assert log.of(events.Stopping) == [events.Stopping(resume=command)]
+    assert (log.events[-1].complete, log.events[-1].resume) == (False, command)
     resumed = compare(load_settings(settings.out))
     assert resumed.complete
     assert by_point(resumed) == by_point(whole)
@@ -180,10 +151,10 @@ def test_interrupted_comparison_goes_on_to_the_same_results(
 
 def test_interrupted_while_measuring_does_not_train_again(tmp_path: Path) -> None:
     settings = small(tmp_path, encodings=("rope",), workers=1)
-    assert not compare(settings, progress=Log(Measuring, press_ctrl_c)).complete
+    assert not compare(settings, progress=Log(events.Measuring, press_ctrl_c)).complete
     log = Log()
     assert compare(load_settings(settings.out), progress=log).complete
-    assert [event.step for event in log.of(RunStarted) if isinstance(event, RunStarted)] == [12]
+    assert [event.step for event in log.of(events.RunStarted)] == [12]
 
 
 @pytest.fixture
@@ -196,16 +167,15 @@ def children() -> Callable[[], list[BaseProcess]]:
 def test_second_interrupt_ends_at_once(
     tmp_path: Path, children: Callable[[], list[BaseProcess]]
 ) -> None:
-    log = Log(Stopping, press_ctrl_c)
-    steps = 1_000_000
+    log = Log(events.Stopping, press_ctrl_c)
 
-    def progress(event: Event) -> None:
+    def progress(event: events.Event) -> None:
         log(event)
-        if isinstance(event, Stepped) and not log.of(Stopping):
+        if isinstance(event, events.Stepped) and not log.of(events.Stopping):
             press_ctrl_c()
 
     with pytest.raises(KeyboardInterrupt):
-        compare(small(tmp_path, encodings=("rope",), steps=steps), progress=progress)
+        compare(small(tmp_path, encodings=("rope",), steps=1_000_000), progress=progress)
     assert not children()
 
 
@@ -217,7 +187,7 @@ def test_killed_worker_is_told(tmp_path: Path, children: Callable[[], list[BaseP
 
     settings = small(tmp_path, encodings=("rope",), steps=1_000_000)
     with pytest.raises(PosencError, match=r"rope.*killed by signal 9.*fewer workers.*--resume"):
-        compare(settings, progress=Log(Stepped, kill))
+        compare(settings, progress=Log(events.Stepped, kill))
     assert not children()
 
 
@@ -230,7 +200,7 @@ def test_error_of_a_worker_reaches_the_caller_and_stops_the_others(tmp_path: Pat
         blocked.write_text("in the way")
 
     with pytest.raises(OutputError, match=r"seed-0.*Choose another folder"):
-        compare(settings, progress=Log(RunsPrepared, block))
+        compare(settings, progress=Log(events.RunsPrepared, block))
     saved = settings.out / "runs" / "rope" / "seed-0" / "checkpoint.safetensors"
     assert saved.exists()
 
@@ -250,38 +220,29 @@ def test_names_of_this_process_alone_are_explained(
 
 
 def test_other_threads_may_compare(tmp_path: Path) -> None:
-    found: list[Comparison] = []
     settings = small(tmp_path, encodings=("learned",), references=())
-    thread = threading.Thread(target=lambda: found.append(compare(settings)))
-    thread.start()
-    thread.join()
-    assert found[0].complete
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(compare, settings).result().complete
 
 
-def test_joined_comparison_is_shared(
-    finished: tuple[ComparisonSettings, Comparison, Log], tmp_path: Path
-) -> None:
+def test_joined_comparison_is_shared(finished: Undisturbed, tmp_path: Path) -> None:
     """Both calls end with everything, of which each has done a part, and none anything twice."""
     settings = small(tmp_path, seeds=(0, 1), workers=1)
     prepared = threading.Event()
-    logs = Log(RunsPrepared, prepared.set), Log()
-    found: list[Comparison] = []
-    first = threading.Thread(target=lambda: found.append(compare(settings, progress=logs[0])))
-    first.start()
-    assert prepared.wait(60)
+    logs = Log(events.RunsPrepared, prepared.set), Log()
     partial: list[Comparison] = []
-    joined = replace(load_settings(settings.out, "join"), workers=1)
-    found.append(compare(joined, progress=logs[1], interim=partial.append))
-    first.join()
-    for comparison in found:
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(compare, settings, progress=logs[0])
+        assert prepared.wait(60)
+        joined = replace(load_settings(settings.out, "join"), workers=1)
+        second = compare(joined, progress=logs[1], interim=partial.append)
+    for comparison in (first.result(), second):
         assert comparison.complete
-        assert by_point(comparison) == by_point(finished[1])
-    started = [(e.encoding, e.seed) for log in logs for e in log.of(RunStarted)]  # type: ignore[union-attr]
-    assert sorted(started) == [("learned", 0), ("learned", 1), ("rope", 0), ("rope", 1)]
+        assert by_point(comparison) == by_point(finished.comparison)
+    assert sorted((e.encoding, e.seed) for log in logs for e in log.of(events.RunStarted)) == RUNS
     for log in logs:
-        assert log.of(RunStarted)
-        ended = [e.finished for e in log.of(RunFinished) if isinstance(e, RunFinished)]
-        assert ended == [1, 2, 3, 4]
+        assert log.of(events.RunStarted)
+        assert [event.finished for event in log.of(events.RunFinished)] == [1, 2, 3, 4]
     assert 1 <= len(partial) <= 3
     assert not any(comparison.complete for comparison in partial)
 
@@ -305,7 +266,7 @@ def test_replaced_comparison_is_noticed(tmp_path: Path) -> None:
         compare(replace(settings, existing="replace", batch=8))
 
     with pytest.raises(ArgumentError, match="batch: expected 8"):
-        compare(settings, progress=Log(RunsPrepared, replaced))
+        compare(settings, progress=Log(events.RunsPrepared, replaced))
 
 
 def test_existing_folder_is_never_overwritten(tmp_path: Path) -> None:
@@ -329,19 +290,16 @@ def test_comparison_is_replaced_on_request(tmp_path: Path) -> None:
     (settings.out / "notes.txt").write_text("mine")
     log = Log()
     compare(replace(settings, existing="replace", steps=7), progress=log)
-    assert [e.steps for e in log.of(RunStarted) if isinstance(e, RunStarted)] == [7]
+    assert [event.steps for event in log.of(events.RunStarted)] == [7]
     assert (settings.out / "notes.txt").exists()
 
 
-def test_resuming_needs_the_same_settings_and_text(
-    finished: tuple[ComparisonSettings, Comparison, Log],
-) -> None:
-    settings = replace(finished[0], existing="resume")
+def test_resuming_needs_the_same_settings_and_text(finished: Undisturbed) -> None:
+    settings = replace(finished.settings, existing="resume")
     with pytest.raises(ArgumentError, match="batch: expected 4, as in the comparison"):
         compare(replace(settings, batch=8))
     with pytest.raises(ArgumentError, match="steps"):
         compare(replace(settings, steps=13))
-    assert settings.text is not None
     content = settings.text.read_bytes()
     settings.text.write_bytes(content[::-1])
     try:
@@ -364,8 +322,10 @@ def test_damaged_outcome_is_named(tmp_path: Path) -> None:
         load_settings(settings.out)
 
 
-def test_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = small(tmp_path)
+    with pytest.raises(OutputError, match="Not a directory"):
+        compare(replace(settings, out=tmp_path / "text.txt" / "out"))
 
     def refuse(path: Path, *args: object, **options: object) -> None:
         raise OSError(30, "Read-only file system", str(path))
@@ -375,40 +335,118 @@ def test_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         compare(settings)
 
 
-def test_folder_below_a_file(tmp_path: Path) -> None:
+def test_what_cannot_be_trained_is_refused_before_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = small(tmp_path)
-    with pytest.raises(OutputError, match="Not a directory"):
-        compare(replace(settings, out=tmp_path / "text.txt" / "out"))
-
-
-def test_unusable_text_leaves_no_folder(tmp_path: Path) -> None:
-    settings = small(tmp_path)
+    with pytest.raises(ArgumentError, match="head_dim"):
+        compare(replace(settings, width=6, heads=2))
     with pytest.raises(DataError, match="nothing there"):
         compare(replace(settings, text=tmp_path / "absent.txt"))
-    (tmp_path / "text.txt").write_bytes(b"")
-    with pytest.raises(DataError, match="an empty file"):
+    for content, message in ((b"", "an empty file"), (b"tiny", "longer text")):
+        settings.text.write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            compare(settings)
+    monkeypatch.setattr(comparing, "available_memory", lambda device: 1000)
+    with pytest.raises(ArgumentError, match="fits into"):
+        compare(small(tmp_path))
+    assert not settings.out.exists()
+
+
+# Within a number of minutes
+
+
+def spend(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A callback that ends the budget."""
+    return lambda: monkeypatch.setattr(Deadline, "left", property(lambda self: -1.0))
+
+
+def test_budget_is_turned_into_steps_and_ends_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = small(tmp_path, encodings=("rope",), steps=None, budget_minutes=30.0)
+    log = Log(events.Paced, spend(monkeypatch))
+    assert not compare(settings, progress=log).complete
+    (paced,), (stopping,) = log.of(events.Paced), log.of(events.Stopping)
+    assert paced.steps >= 20
+    assert paced.steps % 10 == 0
+    assert 0.0 < paced.seconds <= 1800.5
+    assert stopping.over_budget
+    assert load_settings(settings.out).steps == paced.steps
+
+
+def test_budget_too_small_says_what_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "LEAST_STEPS", 10**7)
+    settings = small(tmp_path, encodings=("rope",), steps=None, budget_minutes=3.0)
+    with pytest.raises(ArgumentError, match=r"budget_minutes: expected at least \d+\.\d on this"):
         compare(settings)
-    (tmp_path / "text.txt").write_bytes(b"tiny")
-    with pytest.raises(DataError, match="longer text"):
+
+
+def test_a_budget_that_is_spent_at_once_leaves_nothing(tmp_path: Path) -> None:
+    """It ends the preparation of the data, which goes on in a process of its own."""
+    settings = small(tmp_path, steps=None, budget_minutes=1e-6)
+    with pytest.raises(ArgumentError, match="1e-06, which ends while the data is prepared"):
         compare(settings)
     assert not settings.out.exists()
 
 
-def test_unknown_task(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match="language"):
-        compare(small(tmp_path, task="langage"))
-
-
-def test_encoding_that_cannot_serve_is_refused_before_anything(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="head_dim"):
-        compare(small(tmp_path, width=6, heads=2))
-    assert not (tmp_path / "out").exists()
-
-
-def test_training_beyond_memory_is_refused_before_anything(
+def test_a_budget_that_ends_with_the_first_steps_ends_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparing, "available_memory", lambda device: 1000)
-    with pytest.raises(ArgumentError, match="fits into"):
-        compare(small(tmp_path))
-    assert not (tmp_path / "out").exists()
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    settings = small(tmp_path, encodings=("rope",), steps=None, budget_minutes=3.0)
+    with pytest.raises(ArgumentError, match=r"speed of training is measured.*add --resume"):
+        compare(settings, progress=Log(events.RunsPrepared, spend(monkeypatch)))
+    assert list(scratch.iterdir()) == [], "processes that are ended leave nothing behind"
+    assert load_settings(settings.out).budget_minutes == 3.0
+
+
+# Numbers that are not finite
+
+
+def outcome_of(folder: Path, *, steps: int = 2, damage: float = 0.0, **changes: object) -> Outcome:
+    """The outcome of a run; ``damage`` is added to its losses at 32."""
+    settings = small(folder, steps=steps, **changes)
+    task = settings.entry.make(settings)
+    measure = task.measure
+
+    def measured(*arguments: Any, **options: Any) -> Iterator[list[Any]]:
+        for piece in measure(*arguments, **options):
+            yield [
+                replace(item, value=item.value + damage)
+                if isinstance(item, Measurement) and (item.metric, item.x) == ("loss", 32)
+                else item
+                for item in piece
+            ]
+
+    task.measure = measured
+    job = TrainingJob(encoding="rope", seed=3, steps=steps, folder=folder / "rope" / "seed-3")
+    job.folder.mkdir(parents=True)
+    carry_out(job, task, settings, workers=1, stop=lambda: False, emit=lambda event: None)
+    return Outcome.read(job.folder / "run.json")
+
+
+@pytest.mark.parametrize(("rate", "steps", "step"), [(1e30, 2, 2), (1e39, 1, 1)])
+def test_training_that_diverges_is_an_outcome(
+    tmp_path: Path, rate: float, steps: int, step: int
+) -> None:
+    """Also where the last step leaves weights that are not finite, but had a loss that is."""
+    outcome = outcome_of(tmp_path, steps=steps, learning_rate=rate)
+    assert {item.metric for item in outcome.measurements} <= {"training_loss"}
+    refused = {(item.subject, item.x) for item in outcome.refusals if item.metric == "loss"}
+    assert refused == set(product(("rope", "rope|window=16"), (16, 32)))
+    for item in outcome.refusals:
+        assert item.reason.startswith(f"training of seed 3 diverged at step {step}: its loss or ")
+
+
+@pytest.mark.parametrize("damage", [math.nan, math.inf])
+def test_values_that_are_not_finite_are_refusals(tmp_path: Path, damage: float) -> None:
+    outcome = outcome_of(tmp_path, damage=damage)
+    assert {item.x for item in outcome.measurements if item.metric == "loss"} == {16}
+    refused = [(item.subject, item.metric) for item in outcome.refusals if item.x == 32]
+    assert sorted(refused) == [("rope", "loss"), ("rope|window=16", "loss")]
+    assert {r.reason for r in outcome.refusals} == {f"the model of seed 3 gives {damage}"}

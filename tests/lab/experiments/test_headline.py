@@ -6,53 +6,39 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
-from posenc.lab.experiments.results import ComparedEncoding, Comparison, Measurement
+from posenc.lab.experiments.results import Comparison, Measurement
 from posenc.lab.experiments.summary import OPEN, headline
 from posenc.lab.experiments.verdicts import Row, judged
 from posenc.lab.reporting.numbers import paired_difference
 from posenc.lab.reporting.opening import LONGEST
-from tests.support.samples import ACCURACY, LOSS, RECALL, sample
+from tests.support.samples import ACCURACY, LOSS, RECALL, altered, compared, sample
+
+Ends = dict[str, tuple[float, float]]
+"""By name, the value at the training length and at the longest."""
 
 
 def made(
-    loss: dict[str, tuple[float, float]],
-    recall: dict[str, tuple[float, float]],
-    *,
-    seeds: int = 3,
-    noise: float = 0.01,
-    complete: bool = True,
+    loss: Ends, recall: Ends, *, seeds: int = 3, noise: float = 0.01, complete: bool = True
 ) -> Comparison:
     """Candidates with loss and recall at the training length and at the longest, over seeds."""
     source = random.Random(0)
-    measurements = [
-        Measurement(
-            subject=name,
-            seed=seed,
-            metric=key,
-            x=length,
-            value=min(source.gauss(value, noise * value), 1.0 if key == "recall" else 9.0),
-        )
-        for key, values in (("loss", loss), ("recall", recall))
-        for name, (first, last) in values.items()
-        for length, value in zip((64, 512), (first, last), strict=True)
-        for seed in range(seeds)
-    ]
-    run = sample(seeds=(0,), lengths=(64,)).runs[0]
-    return replace(
-        sample(seeds=(0,), lengths=(64,)),
-        test_lengths=(64, 512),
-        metrics=(LOSS, RECALL),
-        subjects=tuple(
-            ComparedEncoding(name=name, label=name, role="candidate", note="") for name in loss
-        ),
-        runs=tuple(replace(run, subject=n, seed=s) for n in loss for s in range(seeds)),
-        measurements=tuple(measurements),
-        refusals=(),
-        complete=complete,
-    )
+    measured = []
+    for key, values, most in (("loss", loss, 9.0), ("recall", recall, 1.0)):
+        for name, ends in values.items():
+            for length, mean in zip((64, 512), ends, strict=True):
+                for seed in range(seeds):
+                    value = min(source.gauss(mean, noise * mean), most)
+                    at = {"subject": name, "seed": seed, "metric": key, "x": length}
+                    measured.append(Measurement(value=value, **at))
+    base = sample(seeds=(0,), lengths=(64,))
+    runs = tuple(replace(base.runs[0], subject=n, seed=s) for n in loss for s in range(seeds))
+    found = {"runs": runs, "measurements": tuple(measured), "refusals": (), "complete": complete}
+    sizes = {"test_lengths": (64, 512), "metrics": (LOSS, RECALL)}
+    return replace(base, subjects=compared(*loss), **sizes, **found)
 
 
 def said(comparison: Comparison) -> str:
@@ -61,76 +47,47 @@ def said(comparison: Comparison) -> str:
 
 FLAT, WORSE, FAR = (2.0, 2.0), (2.1, 2.4), (2.1, 4.0)
 FINDS, LOSES = (1.0, 1.0), (1.0, 0.2)
+SHARED = (FLAT, FLAT, FAR)
+AT = "at 8 × the trained length"
+BEST = "has the best loss and recall"
 
 
 @pytest.mark.parametrize(
-    ("loss", "recall", "expected"),
+    ("losses", "recalls", "who", "best"),
     [
-        (
-            {"a": FLAT, "b": FAR},
-            {"a": LOSES, "b": FINDS},
-            "None holds at 8 × the trained length: a has the best loss, b the best recall",
-        ),
-        (
-            {"a": FLAT, "b": FAR},
-            {"a": FINDS, "b": LOSES},
-            "a holds at 8 × the trained length: it has the best loss and recall",
-        ),
-        ({"a": FLAT, "b": FAR}, {}, "a holds at 8 × the trained length: it has the best loss"),
-        (
-            {"a": FLAT, "b": FLAT, "c": FAR},
-            {"a": FINDS, "b": FINDS, "c": LOSES},
-            "a and b hold at 8 × the trained length: a and b share the best loss and recall",
-        ),
-        (
-            {"a": FLAT, "b": FLAT},
-            {},
-            "Both hold at 8 × the trained length: the seeds tell none apart by loss",
-        ),
-        (
-            {"a": FAR},
-            {"a": FINDS},
-            "a breaks at 8 × the trained length: loss 2.09 → 3.99, recall 99.3% → 99.8%",
-        ),
+        ((FLAT, FAR), (LOSES, FINDS), "None holds", "a has the best loss, b the best recall"),
+        ((FLAT, FAR), (FINDS, LOSES), "a holds", f"it {BEST}"),
+        ((FLAT, FAR), (), "a holds", "it has the best loss"),
+        (SHARED, (FINDS, FINDS, LOSES), "a and b hold", "a and b share the best loss and recall"),
+        ((FLAT, FLAT), (), "Both hold", "the seeds tell none apart by loss"),
+        ((FAR,), (FINDS,), "a breaks", "loss 2.09 → 3.99, recall 99.3% → 99.8%"),
     ],
 )
 def test_says_who_holds_and_who_is_best(
-    loss: dict[str, tuple[float, float]], recall: dict[str, tuple[float, float]], expected: str
+    losses: tuple[tuple[float, float], ...],
+    recalls: tuple[tuple[float, float], ...],
+    who: str,
+    best: str,
 ) -> None:
-    assert said(made(loss, recall)) == expected
+    ends = (dict(zip("abc", values, strict=False)) for values in (losses, recalls))
+    assert said(made(*ends)) == f"{who} {AT}: {best}"
 
 
 def test_what_the_seeds_leave_open_is_not_denied() -> None:
     comparison = made({"a": FLAT, "b": FAR}, {"a": (1.0, 0.6), "b": FINDS}, noise=0.001)
-    scattered = iter((1.0, 0.9, 0.1))
-    wide = tuple(
-        replace(m, value=next(scattered))
-        if (m.subject, m.metric, m.x) == ("a", "recall", 512)
-        else m
-        for m in comparison.measurements
-    )
-    assert said(replace(comparison, measurements=wide)) == (
-        "None surely holds at 8 × the trained length: a has the best loss, b the best recall"
-    )
-    (alone,) = [subject for subject in comparison.subjects if subject.name == "a"]
-    own = tuple(m for m in wide if m.subject == "a")
-    assert said(replace(comparison, measurements=own, subjects=(alone,))).startswith(
-        "a is undecided at 8 × the trained length: "
-    )
+    wide = altered(comparison, lambda m: (1.0, 0.9, 0.1)[m.seed], "a", "recall", 512)
+    assert said(wide) == f"None surely holds {AT}: a has the best loss, b the best recall"
+    own = tuple(m for m in wide.measurements if m.subject == "a")
+    alone = replace(wide, measurements=own, subjects=wide.subjects[:1])
+    assert said(alone).startswith(f"a is undecided {AT}: ")
 
 
 @pytest.mark.parametrize(
     ("comparison", "expected"),
     [
         (replace(sample(), measurements=(), runs=()), "Nothing has been measured yet"),
-        (
-            sample(lengths=(64,)),
-            "Trained and tested at 64 tokens: rope has the best loss and recall",
-        ),
-        (
-            sample(complete=False),
-            "alibi holds so far at 8 × the trained length: it has the best loss and recall",
-        ),
+        (sample(lengths=(64,)), f"Trained and tested at 64 tokens: rope {BEST}"),
+        (sample(complete=False), f"alibi holds so far {AT}: it {BEST}"),
         (
             sample(metric=replace(LOSS, learned=1.0)),
             "None of the 5 has learned the task in 600 steps: length says nothing yet",
@@ -147,29 +104,25 @@ def test_other_outcomes(comparison: Comparison, expected: str) -> None:
     assert said(comparison) == expected
 
 
+def candidates(comparison: Comparison) -> list[Row]:
+    return [row for row in judged(comparison) if row.subject.role == "candidate"]
+
+
 @pytest.mark.parametrize("lone", [True, False])
 @pytest.mark.parametrize("verdict", ["unlearned", "overfitted", "tied", "untestable", "unfinished"])
 def test_what_has_no_verdict_gets_none(verdict: str, lone: bool) -> None:
-    comparison = sample()
-    rows = [
-        replace(row, verdict=verdict)
-        for row in judged(comparison)
-        if row.subject.role == "candidate"
-    ]
-    text = headline(comparison, rows[: 1 if lone else None])
+    rows = [replace(row, verdict=verdict) for row in candidates(sample())]
+    text = headline(sample(), rows[: 1 if lone else None])
     assert len(text) <= LONGEST
     assert text.startswith(rows[0].subject.label if lone else ("None of the 5 ", "All 5 "))
     assert "hold" not in text
 
 
 def test_mixed_gates_are_counted() -> None:
-    comparison = sample()
-    rows = [row for row in judged(comparison) if row.subject.role == "candidate"]
     gates = ("tied", "unlearned", "tied", "untestable", "tied")
-    stopped = [replace(row, verdict=gate) for row, gate in zip(rows, gates, strict=True)]
-    assert headline(comparison, stopped) == (
-        "None of the 5 has a verdict: 3 tied, 1 unlearned, 1 untestable"
-    )
+    rows = zip(candidates(sample()), gates, strict=True)
+    told = headline(sample(), [replace(row, verdict=gate) for row, gate in rows])
+    assert told == "None of the 5 has a verdict: 3 tied, 1 unlearned, 1 untestable"
 
 
 def test_metrics_have_nouns() -> None:
@@ -181,18 +134,11 @@ def best(comparison: Comparison, rows: list[Row], key: str) -> tuple[set[str], s
     """Candidates that may be called best: the leader, and those not told from it."""
     if not rows:
         return {""}, set()
+    values = {row.subject.name: comparison.values(row.subject.name, key, 512) for row in rows}
     sign = 1 if key == "loss" else -1
-    means = {
-        row.subject.name: (row.values if key == "loss" else row.recall)[512].mean for row in rows
-    }
-    leader = min(means, key=lambda name: sign * means[name])
-    tied = set()
-    for name in means:
-        gap = paired_difference(
-            comparison.values(name, key, 512), comparison.values(leader, key, 512)
-        )
-        if gap is not None and gap.half_width is not None and not gap.sure:
-            tied.add(name)
+    leader = min(values, key=lambda name: sign * fmean(values[name].values()))
+    gaps = {name: paired_difference(each, values[leader]) for name, each in values.items()}
+    tied = {name for name, gap in gaps.items() if gap.half_width is not None and not gap.sure}
     return {leader}, tied | {leader}
 
 
@@ -205,13 +151,9 @@ def test_is_short_and_true_of_anything(seed: int) -> None:
     worse: Callable[[], float] = lambda: source.choice([0.0, 0.0, 0.01, 0.1, 0.4, 1.5])  # noqa: E731
     loss = {name: (2.0, 2.0 + worse() + source.random() * 0.01) for name in names}
     recall = {name: (1.0, max(0.1, 1.0 - worse())) for name in names}
-    comparison = made(
-        loss,
-        recall,
-        seeds=source.choice([1, 2, 3]),
-        noise=source.choice([0.0, 0.003, 0.05, 0.2]),
-        complete=source.random() < 0.8,
-    )
+    seeds, noise = source.choice([1, 2, 3]), source.choice([0.0, 0.003, 0.05, 0.2])
+    complete = source.random() < 0.8
+    comparison = made(loss, recall, seeds=seeds, noise=noise, complete=complete)
     rows = list(judged(comparison))
     text = headline(comparison, rows)
     assert len(text) <= LONGEST

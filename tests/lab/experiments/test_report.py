@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import csv
-import errno
 import itertools
 import json
 import math
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import altair as alt
 import pytest
 
-from posenc.errors import OutputError
+from posenc.errors import CheckpointError, OutputError
 from posenc.lab.experiments.page import comparison_page, draw_charts
 from posenc.lab.experiments.report import LiveReport, write_report
 from posenc.lab.experiments.results import Comparison
@@ -26,7 +27,19 @@ from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import NARROW_HEIGHT, Across, Drawing, Point, Up, looks
 from posenc.lab.reporting.numbers import Estimate
 from posenc.lab.reporting.palette import CONTROL, LIGHT
-from tests.support.samples import ACCURACY, LOSS, sample
+from tests.support.samples import ACCURACY, LOSS, altered, sample
+
+
+def draw(comparison: Comparison) -> dict[str, Chart]:
+    return {chart.key: chart for chart in draw_charts(comparison, summarise(comparison))}
+
+
+def layers(chart: Chart, mark: str) -> list[dict[str, Any]]:
+    return [layer for layer in chart.spec["layer"] if layer["mark"]["type"] == mark]
+
+
+def rows(chart: Chart, layer: dict[str, Any]) -> list[dict[str, Any]]:
+    return chart.spec["datasets"][layer["data"]["name"]]
 
 
 def test_files(report: Path) -> None:
@@ -74,22 +87,13 @@ def test_page_says_what_was_found_and_how_to_get_it_again(report: Path) -> None:
 
 
 def test_page_adapts_to_accuracies_and_generated_data() -> None:
-    base = sample(metric=replace(ACCURACY, learned=0.8))
-    never = tuple(replace(m, value=0.0) if m.subject == "nope" else m for m in base.measurements)
+    base = altered(sample(metric=replace(ACCURACY, learned=0.8)), 0.0, "nope")
     corpus = replace(base.provenance.corpus, files=0, train_bytes=0, name="symbols, generated")
-    provenance = replace(
-        base.provenance, corpus=corpus, settings={"options": {"symbols": 64}, "text": None}
-    )
-    comparison = replace(
-        base,
-        measurements=never,
-        provenance=provenance,
-        expectation="T5 holds (Kazemnejad et al. 2023).",
-        length_unit="symbols",
-    )
-    summary = summarise(comparison)
-    charts = draw_charts(comparison, summary)
-    page = comparison_page(comparison, summary).render()
+    settings = {"options": {"symbols": 64}, "text": None}
+    provenance = replace(base.provenance, corpus=corpus, settings=settings)
+    told = {"expectation": "T5 holds (Kazemnejad et al. 2023).", "length_unit": "symbols"}
+    comparison = replace(base, provenance=provenance, **told)
+    page = comparison_page(comparison, summarise(comparison)).render()
     for words in (
         "trained at 64 symbols, tested at up to 512",
         "<h3>Expected from the literature</h3>",
@@ -101,10 +105,10 @@ def test_page_adapts_to_accuracies_and_generated_data() -> None:
         "symbols = 64",
     ):
         assert words in page, words
-    change = {chart.key: chart for chart in charts}
-    assert "in points of a hundred" in change["change"].guide
-    assert "'+' + format(datum.value, '.0%')" in json.dumps(change["change"].spec)
-    assert "\"format(datum.value, '.0%')" in json.dumps(change["headline"].spec)
+    charts = draw(comparison)
+    assert "in points of a hundred" in charts["change"].guide
+    assert "'+' + format(datum.value, '.0%')" in json.dumps(charts["change"].spec)
+    assert "\"format(datum.value, '.0%')" in json.dumps(charts["headline"].spec)
 
 
 @pytest.mark.parametrize(
@@ -153,24 +157,16 @@ def test_charts_keep_the_schema_of_vega_lite(charts: list[Chart]) -> None:
 
 
 def test_lines_are_named_at_their_ends(charts: list[Chart]) -> None:
-    comparison = sample()
+    headline, *_ = charts
     (names,) = [
-        rows
-        for layer in charts[0].spec["layer"]
-        if layer["mark"]["type"] == "text" and layer["mark"].get("dx") == 10
-        for rows in (charts[0].spec["datasets"][layer["data"]["name"]],)
-        if layer["mark"].get("color") == "--ink"
+        rows(headline, layer)
+        for layer in layers(headline, "text")
+        if (layer["mark"].get("dx"), layer["mark"].get("color")) == (10, "--ink")
     ]
-    last = {row["name"]: row["x"] for row in names}
-    assert last == {
-        subject.label: 512 for subject in comparison.subjects if subject.label != "learned"
-    }
+    labels = {subject.label for subject in sample().subjects} - {"learned"}
+    assert {row["name"]: row["x"] for row in names} == dict.fromkeys(labels, 512)
     gap = min(abs(a["at"] - b["at"]) for a, b in itertools.combinations(names, 2))
-    (low, high) = next(
-        layer["encoding"]["y"]["scale"]["domain"]
-        for layer in charts[0].spec["layer"]
-        if layer["mark"]["type"] == "line"
-    )
+    low, high = layers(headline, "line")[0]["encoding"]["y"]["scale"]["domain"]
     assert gap / (high - low) * NARROW_HEIGHT >= 0.999 * LINE_HEIGHT
 
 
@@ -178,8 +174,7 @@ def test_layers_are_of_the_fields_that_they_show() -> None:
     """Bands from low to high, and a level where it is not far above all lines."""
 
     def fields(trivial: float) -> set[tuple[str | None, ...]]:
-        comparison = sample(metric=replace(LOSS, trivial=trivial))
-        first, *_ = draw_charts(comparison, summarise(comparison))
+        first = draw(sample(metric=replace(LOSS, trivial=trivial)))["headline"]
         channels = ("x", "x2", "y", "y2")
         return {
             (layer["mark"]["type"], *(layer["encoding"].get(c, {}).get("field") for c in channels))
@@ -203,11 +198,8 @@ def test_layers_are_of_the_fields_that_they_show() -> None:
 
 def test_dashes_and_marks_tell_subjects_apart(charts: list[Chart]) -> None:
     """Lines tell candidates from references; marks all from one another."""
-    (lines,) = [
-        layer["encoding"]["strokeDash"]["scale"]
-        for layer in charts[0].spec["layer"]
-        if layer["mark"]["type"] == "line"
-    ]
+    (line,) = layers(charts[0], "line")
+    lines = line["encoding"]["strokeDash"]["scale"]
     dashes = dict(zip(lines["domain"], lines["range"], strict=True))
     assert dashes["alibi"] == dashes["rope"] != dashes["rope (window 64)"] != dashes["nope"]
     for chart in charts:
@@ -221,10 +213,10 @@ def test_dashes_and_marks_tell_subjects_apart(charts: list[Chart]) -> None:
 def test_the_trained_range_is_shaded(longest: int, log: bool) -> None:
     """From where the axis begins to the trained length, which is a part of it that can be seen."""
     comparison = sample(lengths=(64, longest))
-    first, *_ = draw_charts(comparison, summarise(comparison))
-    (area,) = [layer for layer in first.spec["layer"] if layer["mark"]["type"] == "rect"]
+    headline = draw(comparison)["headline"]
+    (area,) = layers(headline, "rect")
     assert [area["encoding"][side] for side in ("y", "y2")] == [{"value": 0}, {"value": "height"}]
-    ((row,), scale) = first.spec["datasets"][area["data"]["name"]], area["encoding"]["x"]["scale"]
+    (row,), scale = rows(headline, area), area["encoding"]["x"]["scale"]
     assert row["end"] == comparison.train_length
     low, high = scale["domain"]
     assert row["begin"] == low < row["end"] < high == comparison.test_lengths[-1]
@@ -238,24 +230,17 @@ def test_no_change_is_drawn_from_nothing() -> None:
     """A translator that gets no word right scores 0 at the training length."""
     base = sample(seeds=(0,))
     base = replace(base, measurements=tuple(m for m in base.measurements if m.metric == "loss"))
+    assert list(draw(base)) == ["headline", "change", "cost"], "of what was measured alone"
 
-    def without(*subjects: str) -> list[str]:
-        nothing = tuple(
-            replace(m, value=0.0)
-            if m.metric == "loss" and m.x == base.train_length and m.subject in subjects
-            else m
-            for m in base.measurements
-        )
-        comparison = replace(base, measurements=nothing)
-        charts = draw_charts(comparison, summarise(comparison))
-        change = [chart.spec for chart in charts if chart.key == "change"]
-        rows = [row for spec in change for data in spec["datasets"].values() for row in data]
-        return sorted({row["subject"] for row in rows if "subject" in row})
+    def without(*subjects: str) -> set[str]:
+        nothing = lambda m: 0.0 if m.subject in subjects else m.value  # noqa: E731
+        charts = draw(altered(base, nothing, metric="loss", x=base.train_length))
+        drawn = charts["change"].spec["datasets"].values() if "change" in charts else ()
+        return {row["subject"] for data in drawn for row in data if "subject" in row}
 
-    everyone = [subject.name for subject in base.subjects]
     assert "rope" in without("alibi")
     assert "alibi" not in without("alibi")
-    assert without(*everyone) == []
+    assert without(*(subject.name for subject in base.subjects)) == set()
 
 
 def test_what_is_no_number_stays_out_of_the_page() -> None:
@@ -263,25 +248,14 @@ def test_what_is_no_number_stays_out_of_the_page() -> None:
     base = sample(seeds=(0,), lengths=(64, 128))
     first, *others = base.measurements
     comparison = replace(base, measurements=(replace(first, value=math.inf), *others))
-    for chart in draw_charts(comparison, summarise(comparison)):
+    for chart in draw(comparison).values():
         json.dumps(chart.spec, allow_nan=False)
-    points = [
-        Point("a", 1, Estimate(math.nan, None, 1), "NaN"),
-        Point("a", 2, Estimate(1.0, None, 1), "1"),
-    ]
+    means = ((1, math.nan, "NaN"), (2, 1.0, "1"))
+    points = [Point("a", x, Estimate(mean, None, 1), told) for x, mean, told in means]
     drawing = Drawing(["a"], looks({"a": "candidate"}), "encoding")
     chart = drawing.lines("key", "title", "guide", points, (Across(title="x"), Up(title="y")))
-    (rows, *_) = chart.spec["datasets"].values()
-    assert [row["mean"] for row in rows] == [None, 1.0]
-
-
-def test_charts_only_of_what_was_measured() -> None:
-    comparison = sample()
-    few = replace(
-        comparison, measurements=tuple(m for m in comparison.measurements if m.metric == "loss")
-    )
-    keys = [chart.key for chart in draw_charts(few, summarise(few))]
-    assert keys == ["headline", "change", "cost"]
+    (first_rows, *_) = chart.spec["datasets"].values()
+    assert [row["mean"] for row in first_rows] == [None, 1.0]
 
 
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
@@ -301,23 +275,13 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     def full(path: Path, content: bytes) -> None:
         calls.append(path)
         if len(calls) == 3:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OutputError("out", expected="", got="No space left on device", remedy="")
         path.write_bytes(content)
 
-    def guarded(path: Path, content: bytes) -> None:
-        try:
-            full(path, content)
-        except OSError as error:
-            raise OutputError("out", expected="", got=error, remedy="") from error
-
-    monkeypatch.setattr("posenc.lab.reporting.page.write_bytes", guarded)
-    old = tmp_path / "report"
+    monkeypatch.setattr("posenc.lab.reporting.page.write_bytes", full)
     with pytest.raises(OutputError, match="No space"):
-        write_report(sample(seeds=(0,), lengths=(64,)), old)
+        write_report(sample(seeds=(0,), lengths=(64,)), tmp_path / "report")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError):
         write_report(sample(), tmp_path / "file" / "report")
@@ -351,10 +315,25 @@ def test_reports_written_at_once_leave_a_whole_one(tmp_path: Path) -> None:
             with output_folder(folder, overwrite=True) as partial:
                 (partial / "index.html").write_text(str(number))
 
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
     assert (folder / "index.html").read_text() in "0123"
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
+
+
+def test_fields_of_records_are_refused_if_unknown_or_missing() -> None:
+    for change in ({"colour": 1}, {"runs": [{"subject": "x"}]}):
+        with pytest.raises(CheckpointError, match="comparison"):
+            Comparison.from_json(sample().to_json() | change)
+
+
+def test_records_by_subject_and_metric() -> None:
+    comparison = sample()
+    frame = comparison.frame()
+    assert list(frame.columns) == ["subject", "seed", "metric", "x", "value"]
+    assert len(frame) == len(comparison.measurements)
+    assert comparison.headline.key == "loss"
+    assert comparison.metric("recall") is not None
+    assert comparison.metric("colour") is None
+    assert set(comparison.values("alibi", "loss", 512)) == {0, 1, 2}
+    assert comparison.values("learned", "loss", 512) == {}

@@ -1,4 +1,4 @@
-"""Settings of a comparison, allowed and refused."""
+"""Settings of a comparison and names of what is trained, allowed and refused."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from posenc.errors import ArgumentError, CheckpointError, UnknownNameError
-from posenc.lab.experiments.recipe import Variant
+from posenc.lab.experiments.recipe import Recipe, Variant
 from posenc.lab.experiments.settings import ComparisonSettings
 
 OUT = Path("out")
+COUNTS = ("layers", "heads", "batch", "workers", "threads")
 
 
 def test_defaults_compare_six_encodings_a_baseline_and_the_control() -> None:
@@ -55,16 +56,12 @@ def test_wide_models_learn_slower() -> None:
         ("train_length", 64.0, "a whole number"),
         ("test_lengths", (32,), "64 or more"),
         ("test_lengths", 128, "a sequence"),
-        ("steps", 0, "1 or more"),
         ("steps", True, "a whole number"),
         ("seeds", (), "at least one"),
         ("seeds", (1, 1), "each once"),
         ("seeds", (-1,), "0 or more"),
         ("seeds", (2**31,), "at most"),
         ("width", 66, "a multiple of heads"),
-        ("layers", 0, "1 or more"),
-        ("heads", 0, "1 or more"),
-        ("batch", 0, "1 or more"),
         ("learning_rate", 0.0, "more than 0"),
         ("learning_rate", float("nan"), "a finite number"),
         ("options", {"needle_rows": "all"}, "needle_rows: expected a value of type float"),
@@ -75,8 +72,9 @@ def test_wide_models_learn_slower() -> None:
         ("device", "meta", "cpu, cuda"),
         ("device", "cuda:99", "one that this machine has"),
         ("precision", "8-true", "32-true"),
-        ("workers", 0, "1 or more"),
-        ("threads", 0, "1 or more"),
+        *((count, 0, "1 or more") for count in ("steps", *COUNTS)),
+        ("encodings", ("ropa",), "Did you mean 'rope'"),
+        ("encodings", ("t5+sinusoid",), "sinusoidal"),
     ],
 )
 def test_bad_value_is_refused_by_name(name: str, value: Any, message: str) -> None:
@@ -89,13 +87,6 @@ def test_bad_value_is_refused_by_name(name: str, value: Any, message: str) -> No
 def test_steps_and_budget_exclude_each_other() -> None:
     with pytest.raises(ArgumentError, match="both"):
         ComparisonSettings(out=OUT, steps=100, budget_minutes=5.0)
-
-
-def test_unknown_encoding_lists_the_close_ones() -> None:
-    with pytest.raises(UnknownNameError, match="Did you mean 'rope'"):
-        ComparisonSettings(out=OUT, encodings=("ropa",))
-    with pytest.raises(UnknownNameError, match="sinusoidal"):
-        ComparisonSettings(out=OUT, encodings=("t5+sinusoid",))
 
 
 def test_variant_names_are_read_back() -> None:
@@ -123,6 +114,36 @@ def test_differences_name_what_decides_results() -> None:
     assert settings.differences(same) == []
     other = ComparisonSettings(out=OUT, batch=8, seeds=(5,))
     assert settings.differences(other) == ["batch", "seeds"]
-    assert ComparisonSettings(out=OUT, steps=5).differences(
-        ComparisonSettings(out=OUT, steps=6)
-    ) == ["steps"]
+    five, six = (ComparisonSettings(out=OUT, steps=steps) for steps in (5, 6))
+    assert five.differences(six) == ["steps"]
+
+
+def test_changes_are_read_by_their_type() -> None:
+    recipe = Recipe.parse("shaw+sinusoidal@max_distance=0@randomized")
+    assert recipe.encoding == "shaw+sinusoidal"
+    assert recipe.options == {"max_distance": 0}
+    assert recipe.positions == "randomized"
+    assert Recipe.parse("rope").positions == "plain"
+    assert Recipe.parse("alibi@learned=false").options == {"learned": False}
+    assert Recipe.parse("sine2d", axes=2).encoding == "sine2d"
+
+
+@pytest.mark.parametrize(
+    ("name", "axes", "error", "message"),
+    [
+        ("sinusoidal@randomised", 1, UnknownNameError, "Did you mean 'randomized'"),
+        ("shaw@max_distanc=3", 1, UnknownNameError, "Did you mean 'max_distance'"),
+        ("ropa@randomized", 1, UnknownNameError, "Did you mean 'rope'"),
+        ("rope@", 1, UnknownNameError, "option of rope"),
+        ("sine2d", 1, ArgumentError, "one for text"),
+        ("sinusoidal", 2, ArgumentError, "positions of 2 axes"),
+        ("shaw@max_distance", 1, ArgumentError, "Write max_distance=…"),
+        ("rope@base=abc", 1, ArgumentError, "base: expected a finite number"),
+        ("alibi@learned=maybe", 1, ArgumentError, "learned: expected True or False"),
+    ],
+)
+def test_changes_that_there_are_not_are_refused(
+    name: str, axes: int, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Recipe.parse(name, axes=axes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,9 +48,7 @@ def found(comparison: Comparison) -> str | None:
 )
 def test_so_many_seeds_decide_and_one_less_does_not(mean: float, deviation: float) -> None:
     first = estimate(spread(mean, deviation, 3))
-    assert first is not None
     needed = seeds_needed(first)
-    assert needed is not None
     assert needed > 3
     assert found(scattered(mean, deviation, needed)) != "unsure"
     assert found(scattered(mean, deviation, needed - 1)) == "unsure"
@@ -65,9 +62,7 @@ def test_so_many_seeds_decide_and_one_less_does_not(mean: float, deviation: floa
 
 def test_too_many_seeds_are_not_advised() -> None:
     comparison = scattered(0.2, 0.9, 3)
-    wide = estimate(spread(0.2, 0.9, 3))
-    assert wide is not None
-    assert seeds_needed(wide) is None
+    assert seeds_needed(estimate(spread(0.2, 0.9, 3))) is None
     (remedy,) = remedies(comparison, judged(comparison))
     assert remedy.text.startswith("Undecided: the seeds differ much on the recall of alibi. ")
     assert "--steps 2400" in remedy.command
@@ -99,19 +94,23 @@ def test_says_what_is_open_and_of_whom() -> None:
     assert told(sample(), nope="unlearned") == [], "references are not to be judged"
 
 
-def test_finishing_is_a_command_of_the_same_folder() -> None:
-    def resumed(command: str) -> str:
-        base = sample(complete=False)
-        base = replace(base, provenance=replace(base.provenance, command=command))
-        (remedy,) = remedies(base, judged(base))
-        return remedy.command
+@pytest.mark.parametrize(
+    ("command", "resumed"),
+    [
+        ("posenc compare --out 'my demo' --replace", "posenc compare --resume --out 'my demo'"),
+        ("posenc compare", "posenc compare --resume --out posenc-compare"),
+        ("posenc compare --join shared", "posenc compare --resume --out shared"),
+        ("posenc.lab.experiments.compare(…)", ""),
+    ],
+)
+def test_finishing_is_a_command_of_the_same_folder(command: str, resumed: str) -> None:
+    base = sample(complete=False)
+    base = replace(base, provenance=replace(base.provenance, command=command))
+    (remedy,) = remedies(base, judged(base))
+    assert remedy.command == resumed
 
-    assert resumed("posenc compare --out 'my demo' --replace") == (
-        "posenc compare --resume --out 'my demo'"
-    )
-    assert resumed("posenc compare") == "posenc compare --resume --out posenc-compare"
-    assert resumed("posenc compare --join shared") == "posenc compare --resume --out shared"
-    assert resumed("posenc.lab.experiments.compare(…)") == ""
+
+COPY = {"task": "copy", "train_length": 12, "test_lengths": (12, 20)}
 
 
 @pytest.mark.parametrize(
@@ -119,12 +118,7 @@ def test_finishing_is_a_command_of_the_same_folder() -> None:
     [
         {},
         {"encodings": ("alibi", "t5"), "width": 32, "seeds": (3, 5), "learning_rate": 3e-3},
-        {
-            "task": "copy",
-            "train_length": 12,
-            "test_lengths": (12, 20),
-            "options": {"distinct": True},
-        },
+        COPY | {"options": {"distinct": True}},
         {"task": "digits", "layers": 3, "batch": 8},
         {"text": Path("my book.txt"), "test_lengths": (64, 96), "options": {"needle_rows": 0.5}},
     ],
@@ -137,21 +131,15 @@ def test_the_command_means_the_same_comparison(
     settings = ComparisonSettings(out=Path("x"), steps=500, **options)
     plain = {k: v for k, v in settings.to_json().items() if k not in NOT_ABOUT_RESULTS}
     base = sample(metric=replace(LOSS, learned=1.0))
-    names = [recipe for recipe in settings.encodings if recipe != "nope"]
-    comparison = replace(
-        base,
-        task=settings.task,
-        train_length=settings.train_length,
-        subjects=tuple(
-            replace(base.subjects[0], name=name, label=name, role="candidate") for name in names
-        ),
-        provenance=replace(base.provenance, settings=plain),
-    )
     (row, *_) = judged(base)
-    rows = [
-        replace(row, subject=subject, verdict="unlearned", predicts="unlearned", finds=None)
-        for subject in comparison.subjects
-    ]
+    row = replace(row, verdict="unlearned", predicts="unlearned", finds=None)
+    names = [recipe for recipe in settings.encodings if recipe != "nope"]
+    subject = replace(base.subjects[0], role="candidate")
+    subjects = tuple(replace(subject, name=name, label=name) for name in names)
+    about = {"task": settings.task, "train_length": settings.train_length}
+    provenance = replace(base.provenance, settings=plain)
+    comparison = replace(base, subjects=subjects, provenance=provenance, **about)
+    rows = [replace(row, subject=subject) for subject in subjects]
     (remedy,) = remedies(comparison, rows)
     read: list[ComparisonSettings] = []
 
@@ -161,7 +149,7 @@ def test_the_command_means_the_same_comparison(
 
     monkeypatch.setattr("posenc.lab.experiments.compare.compare", caught)
     monkeypatch.chdir(tmp_path)
-    words: Sequence[str] = shlex.split(remedy.command)
+    words = shlex.split(remedy.command)
     assert words[:2] == ["posenc", "compare"]
     run_command(*words[1:])
     (again,) = read

@@ -9,17 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from posenc.lab.experiments import text_loss
 from posenc.lab.experiments import text_loss as measure
 from posenc.lab.experiments.corpus import Pieces
-from posenc.lab.experiments.text_loss import (
-    PositionProfile,
-    Targets,
-    byte_entropy,
-    losses,
-    pair_entropy,
-    predictions,
-    unigram_entropy,
-)
 from posenc.models import Decoder, DecoderConfig
 
 TEXT = torch.randint(256, (6000,), generator=torch.Generator().manual_seed(1)).byte()
@@ -35,44 +27,45 @@ class Unigram:
         return self.logits.expand(*tokens.shape, 256)
 
 
-class SureByPosition:
-    """Bits wasted at place p of a window are p, whatever the target."""
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        return torch.zeros(*tokens.shape, 256) + torch.arange(tokens.shape[1]).reshape(1, -1, 1)
-
-
 def random_decoder(encoding: str) -> Decoder:
     torch.manual_seed(3)
     config = DecoderConfig(vocabulary=256, dim=16, layers=2, heads=2, encoding=encoding)
     return Decoder(config).requires_grad_(requires_grad=False).eval()
 
 
+def spread(width: int = 32, longest: int = 512, count: int = 40) -> text_loss.Targets:
+    return text_loss.Targets.spread(Pieces((len(TEXT),)), width=width, longest=longest, count=count)
+
+
+def profiled(
+    text: Tensor = TEXT, *, bins: int, run: int, count: int = 3
+) -> text_loss.PositionProfile:
+    return text_loss.PositionProfile.spread(
+        Pieces((len(text),)), length=64, bins=bins, run=run, count=count
+    )
+
+
 def test_targets_are_the_same_bytes_at_every_length() -> None:
-    targets = Targets.spread(Pieces((len(TEXT),)), width=32, longest=512, count=40)
+    """So the loss without context is the same."""
+    targets = spread()
     short, long = targets.windows(TEXT, 64), targets.windows(TEXT, 512)
     assert short.shape == (40, 65)
     assert long.shape == (40, 513)
     assert torch.equal(short, long[:, -65:])
+    values = [targets.loss(Unigram(), TEXT, length) for length in (64, 128, 512)]
+    assert values == pytest.approx([values[0]] * 3, abs=1e-6)
 
 
 def test_targets_do_not_overlap_and_lie_in_the_text() -> None:
-    targets = Targets.spread(Pieces((len(TEXT),)), width=32, longest=512, count=1000)
-    assert len(targets.ends) == (len(TEXT) - 513) // 32
-    assert int(targets.ends.diff().min()) >= 32
-    assert int(targets.ends.max()) <= len(TEXT)
-    assert int(targets.ends.min()) - 512 - 1 >= 0
-
-
-def test_loss_without_context_is_the_same_at_every_length() -> None:
-    targets = Targets.spread(Pieces((len(TEXT),)), width=32, longest=512, count=40)
-    values = [targets.loss(Unigram(), TEXT, length) for length in (64, 128, 512)]
-    assert values[1] == pytest.approx(values[0], abs=1e-6)
-    assert values[2] == pytest.approx(values[0], abs=1e-6)
+    ends = spread(count=1000).ends
+    assert len(ends) == (len(TEXT) - 513) // 32
+    assert int(ends.diff().min()) >= 32
+    assert int(ends.max()) <= len(TEXT)
+    assert int(ends.min()) - 512 - 1 >= 0
 
 
 def test_loss_is_that_of_a_loop() -> None:
-    targets = Targets.spread(Pieces((len(TEXT),)), width=8, longest=32, count=5)
+    targets = spread(8, 32, 5)
     model = random_decoder("rope")
     bits = []
     for end in targets.ends.tolist():
@@ -84,19 +77,17 @@ def test_loss_is_that_of_a_loop() -> None:
 
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_decoder("alibi")
-    windows = Targets.spread(Pieces((len(TEXT),)), width=8, longest=32, count=21).windows(TEXT, 32)
-    whole, guesses = losses(model, windows, last=8), predictions(model, windows)
+    windows = spread(8, 32, 21).windows(TEXT, 32)
+    whole, guesses = text_loss.losses(model, windows, last=8), text_loss.predictions(model, windows)
     monkeypatch.setattr(measure, "TOKENS_A_CALL", 100)
-    torch.testing.assert_close(losses(model, windows, last=8), whole)
-    assert torch.equal(predictions(model, windows), guesses)
+    torch.testing.assert_close(text_loss.losses(model, windows, last=8), whole)
+    assert torch.equal(text_loss.predictions(model, windows), guesses)
 
 
 def test_profile_scores_the_same_bytes_at_every_position() -> None:
-    profile = PositionProfile.spread(Pieces((len(TEXT),)), length=64, bins=8, run=5, count=3)
-    bins = profile.loss(Unigram(), TEXT)
-    assert [x for x, _ in bins] == [4, 12, 20, 28, 36, 44, 52, 60]
-    for _, value in bins:
-        assert value == pytest.approx(bins[0][1], abs=1e-6)
+    places, values = zip(*profiled(bins=8, run=5).loss(Unigram(), TEXT), strict=True)
+    assert places == (4, 12, 20, 28, 36, 44, 52, 60)
+    assert values == pytest.approx([values[0]] * 8, abs=1e-6)
 
 
 def test_profile_tells_positions_apart() -> None:
@@ -110,7 +101,7 @@ def test_profile_tells_positions_apart() -> None:
         return logits + 50.0 * following * (places < 16)
 
     counting = (torch.arange(4000) % 256).byte()
-    profile = PositionProfile.spread(Pieces((len(counting),)), length=64, bins=4, run=3, count=2)
+    profile = profiled(counting, bins=4, run=3, count=2)
     values = [value for _, value in profile.loss(model, counting)]
     assert values == pytest.approx([0.0, 8.0, 8.0, 8.0], abs=1e-4)
 
@@ -118,15 +109,15 @@ def test_profile_tells_positions_apart() -> None:
 def test_profile_of_a_causal_model_is_its_loss_in_shorter_contexts() -> None:
     """Two ways to the same number: bin b of long windows, and windows of b + 1 bins."""
     model = random_decoder("alibi")
-    profile = PositionProfile.spread(Pieces((len(TEXT),)), length=64, bins=4, run=6, count=3)
+    profile = profiled(bins=4, run=6)
     ends = (profile.starts.unsqueeze(1) + (torch.arange(6) + 1) * 16).flatten()
-    targets = Targets(ends, 16)
+    targets = text_loss.Targets(ends, 16)
     for index, (_, value) in enumerate(profile.loss(model, TEXT)):
         assert value == pytest.approx(targets.loss(model, TEXT, (index + 1) * 16), abs=1e-5)
 
 
 def test_shortened_profile_keeps_its_segments() -> None:
-    profile = PositionProfile.spread(Pieces((len(TEXT),)), length=64, bins=8, run=5, count=3)
+    profile = profiled(bins=8, run=5)
     short = profile.shortened(16)
     assert short.length == 16
     model = random_decoder("rope")
@@ -138,7 +129,9 @@ def test_shortened_profile_keeps_its_segments() -> None:
 @pytest.mark.parametrize("spare", [0, 1, 3000])
 def test_profile_fits_into_small_texts(length: int, spare: int) -> None:
     size = 4 * length + spare
-    profile = PositionProfile.spread(Pieces((size,)), length=length, bins=16, run=16, count=4)
+    profile = text_loss.PositionProfile.spread(
+        Pieces((size,)), length=length, bins=16, run=16, count=4
+    )
     assert profile.length <= length
     last = int(profile.starts.max()) + (profile.run - 1) * profile.width + profile.length
     assert last <= size
@@ -152,30 +145,27 @@ def test_predictions_are_the_likeliest_byte_after_the_window() -> None:
     def echo(tokens: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(tokens, 256).float()
 
-    assert torch.equal(predictions(echo, windows), windows[:, -1])
+    assert torch.equal(text_loss.predictions(echo, windows), windows[:, -1])
 
 
-def test_byte_entropy_by_hand() -> None:
-    """Counts 3 and 1 of 4, each with one added for all 256 bytes: 4/260 and 2/260."""
+def test_byte_entropies_by_hand() -> None:
+    """Counts 3 and 1 of 4, each with one added for all 256 bytes: 4/260 and 2/260.
+
+    After 0 came 0 twice and 1 once of 3: (n + 8 p) / (3 + 8), p as by byte frequencies.
+    """
     train = torch.tensor([0, 0, 0, 1], dtype=torch.uint8)
     text, places = torch.tensor([7, 0, 1], dtype=torch.uint8), torch.tensor([1, 2])
     expected = -(math.log2(4 / 260) + math.log2(2 / 260)) / 2
-    assert byte_entropy(train, text, places) == pytest.approx(expected)
+    assert text_loss.byte_entropy(train, text, places) == pytest.approx(expected)
+    expected = -math.log2((1 + 8 * 2 / 260) / 11)
+    assert text_loss.pair_entropy(train, text, places[1:]) == pytest.approx(expected)
 
 
 def test_unigram_entropy_by_hand() -> None:
     """Ids 5, 5, 5, 9: of the three others two are 5 (0 are 9), and each of two ids counts one."""
     text = torch.tensor([5, 5, 5, 9])
-    assert unigram_entropy(text, torch.tensor([0])) == pytest.approx(-math.log2(3 / 5))
-    assert unigram_entropy(text, torch.tensor([3])) == pytest.approx(-math.log2(1 / 5))
-
-
-def test_pair_entropy_by_hand() -> None:
-    """After 0 came 0 twice and 1 once of 3: (n + 8 p) / (3 + 8), p as by byte frequencies."""
-    train = torch.tensor([0, 0, 0, 1], dtype=torch.uint8)
-    text, places = torch.tensor([0, 1, 0], dtype=torch.uint8), torch.tensor([1])
-    expected = -math.log2((1 + 8 * 2 / 260) / 11)
-    assert pair_entropy(train, text, places) == pytest.approx(expected)
+    assert text_loss.unigram_entropy(text, torch.tensor([0])) == pytest.approx(-math.log2(3 / 5))
+    assert text_loss.unigram_entropy(text, torch.tensor([3])) == pytest.approx(-math.log2(1 / 5))
 
 
 PIECES = Pieces((100, 37, 900, 64, 200))
@@ -199,11 +189,11 @@ def test_windows_longer_than_every_piece_span_several() -> None:
 
 
 def test_targets_and_profiles_straddle_no_border() -> None:
-    targets = Targets.spread(PIECES, width=16, longest=63, count=30)
+    targets = text_loss.Targets.spread(PIECES, width=16, longest=63, count=30)
     assert len(targets.ends) == 30
     assert all(inside(end - 64, end) for end in targets.ends.tolist())
     assert int(targets.ends.diff().min()) >= 16, "and do not overlap"
-    profile = PositionProfile.spread(PIECES, length=64, bins=8, run=5, count=3)
+    profile = text_loss.PositionProfile.spread(PIECES, length=64, bins=8, run=5, count=3)
     read: list[int] = []
     profile.curve(lambda rows: read.extend(rows.flatten().tolist()) or torch.zeros(len(rows), 64))
     assert len(profile.starts) == 3

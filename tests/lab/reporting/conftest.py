@@ -1,4 +1,4 @@
-"""Reports of every kind as files, and open in a browser."""
+"""Reports of every kind as files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,14 +18,8 @@ from posenc.lab.experiments.report import write_report
 from posenc.transformers.doctor.costs import LayerCost
 from posenc.transformers.doctor.diagnosis import diagnose
 from tests.lab.bench.test_report import report as benched_sample
-from tests.lab.reporting.opened import DRAWN
-from tests.support.samples import sample, stretched_sample
+from tests.support.samples import altered, sample, stretched_sample
 from tests.transformers.engines.released import RELEASED
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
-
-    from tests.support.browsing import Visit
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +30,9 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def undecided(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sample, but seeds disagree on what all find, whose intervals are as wide as can be."""
-    base = sample()
     shares = cycle([1.0, 0.9, 0.8, 0.2, 0.9, 1.0, 0.7, 1.0, 1.0, 0.8, 0.9, 0.5])
-    wild = tuple(
-        replace(m, value=next(shares)) if m.metric == "recall" else m for m in base.measurements
-    )
-    comparison = replace(base, measurements=wild)
-    return write_report(comparison, tmp_path_factory.mktemp("browser") / "undecided")
+    wild = altered(sample(), lambda m: next(shares), metric="recall")
+    return write_report(wild, tmp_path_factory.mktemp("browser") / "undecided")
 
 
 @pytest.fixture(scope="module")
@@ -51,26 +40,26 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_study(stretched_sample(), tmp_path_factory.mktemp("browser") / "study")
 
 
+def written_study(folder: Path, name: str, count: int) -> Path:
+    """The report of the study with further methods, up to so many; ``{n}`` numbers their names."""
+    study = stretched_sample()
+    methods = [found for found in study.findings if found.role == "method"]
+    numbers = range(count - len(methods))
+    more = tuple(replace(methods[0], key=name.format(n=n)) for n in numbers)
+    return write_study(replace(study, findings=(*study.findings, *more)), folder / "study")
+
+
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The study with 24 methods, some of which have long names."""
-    study = stretched_sample()
-    like = next(found for found in study.findings if found.role == "method")
-    more = tuple(replace(like, key=f"method_{n}:base={n}00000") for n in range(15))
-    study = replace(study, findings=(*study.findings, *more))
-    return write_study(study, tmp_path_factory.mktemp("browser") / "many")
+    return written_study(tmp_path_factory.mktemp("many"), "method_{n}:base={n}00000", 24)
 
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The study with 21 methods, most of which have long names."""
-    study = stretched_sample()
-    like = next(found for found in study.findings if found.role == "method")
-    count = sum(found.role == "method" for found in study.findings)
-    keys = (f"self_extend_{n}:group=8,window=512" for n in range(21 - count))
-    more = tuple(replace(like, key=key) for key in keys)
-    study = replace(study, findings=(*study.findings, *more))
-    return write_study(study, tmp_path_factory.mktemp("browser") / "crowded")
+    name = "self_extend_{n}:group=8,window=512"
+    return written_study(tmp_path_factory.mktemp("crowded"), name, 21)
 
 
 @pytest.fixture(scope="module")
@@ -108,27 +97,3 @@ def layered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = diagnose(model, budget=0, run_seconds=0)
     write_diagnosis(found, model, folder, engines=Engines.of(model, "all"))
     return folder / "index.html"
-
-
-@pytest.fixture(scope="module")
-def shown(browser: Browser, comparison: Path) -> Visit:
-    """The tab of ``view``."""
-    from tests.support.browsing import Visit
-
-    return Visit(browser, comparison, DRAWN)
-
-
-@pytest.fixture(scope="module")
-def view(request: pytest.FixtureRequest, shown: Visit) -> Visit:
-    """A report, by its name and the width of the window, for tests that leave it as it is."""
-    name, width = request.param
-    shown.open(request.getfixturevalue(name), DRAWN, width=width)
-    return shown
-
-
-@pytest.fixture(scope="module")
-def tab(browser: Browser, comparison: Path) -> Visit:
-    """A tab in which a test opens a report anew, to change it."""
-    from tests.support.browsing import Visit
-
-    return Visit(browser, comparison, DRAWN)

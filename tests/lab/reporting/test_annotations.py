@@ -38,28 +38,25 @@ def test_long_names_are_broken_in_two(name: str, lines: list[str]) -> None:
     assert "\n" not in broken(name, lines=1)
 
 
+GROUP = "self_extend:group="
+
+
 @pytest.mark.parametrize(
     ("names", "shown"),
     [
         (["yarn", "self_extend:group=8"], ["yarn", "self_extend:grou…"]),
-        (
-            ["self_extend:group=8", "self_extend:group=16"],
-            ["self_extend:gro…8", "self_extend:gr…16"],
-        ),
-        (
-            ["self_extend:group=8,window=512", "self_extend:group=4,window=512"],
-            ["self_…8,window=5…", "self_…4,window=5…"],
-        ),
+        ([f"{GROUP}8", f"{GROUP}16"], ["self_extend:gro…8", "self_extend:gr…16"]),
+        ([f"{GROUP}{n},window=512" for n in "84"], ["self_…8,window=5…", "self_…4,window=5…"]),
         (
             [f"long_rope:search={n},temperature=1.{n}5" for n in (2, 3)] + ["long_rope:search=2"],
             ["long_…2,temperat…", "long_…3,temperat…", "long_rope:searc…2"],
         ),
         (
-            ["transformers 5 layer one two", "transformers 5 layer one ten", "transformers 5, b"],
+            [f"transformers 5{end}" for end in (" layer one two", " layer one ten", ", b")],
             ["transformers …two", "transformers …ten", "transformers 5, b"],
         ),
     ],
-)  # fmt: skip
+)
 def test_names_of_many_lines_differ(names: list[str], shown: list[str]) -> None:
     found = distinct(names, lines=1)
     assert len(set(found.values())) == len(names)

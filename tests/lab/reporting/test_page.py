@@ -7,34 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from posenc.lab.reporting import page as pages
 from posenc.lab.reporting.drawing import Look
 from posenc.lab.reporting.opening import Opening, Remedy, Verdict, Verdicts
-from posenc.lab.reporting.page import (
-    Cell,
-    Column,
-    MapSection,
-    Page,
-    TableSection,
-    TextSection,
-    bundled,
-)
 
 
-def page(remedies: tuple[Remedy, ...] = (), **changes: object) -> Page:
-    facts: dict[str, object] = {
-        "facts": ("posenc try", "<one>"),
-        "charts": (),
-        "looks": {"a": Look("--series-0", [1, 0], "circle")},
-    }
-    judged = Verdicts(
-        title="Verdicts",
-        columns=("loss", "recall"),
-        rows=(Verdict(name="a", words=("holds", ""), why="Because."),),
-        guide="Holds: well.",
-        meanings={"holds": "at < most"},
+def page(remedies: tuple[Remedy, ...] = (), **changes: object) -> pages.Page:
+    rows = (Verdict(name="a", words=("holds", ""), why="Because."),)
+    told = {"guide": "Holds: well.", "meanings": {"holds": "at < most"}}
+    judged = Verdicts(title="Verdicts", columns=("loss", "recall"), rows=rows, **told)
+    opening = Opening(headline="a < b", verdicts=judged, remedies=remedies)
+    looks = {"a": Look("--series-0", [1, 0], "circle")}
+    facts = ("posenc try", "<one>")
+    return pages.Page(
+        **({"facts": facts, "charts": (), "looks": looks, "opening": opening} | changes)
     )
-    facts["opening"] = Opening(headline="a < b", verdicts=judged, remedies=remedies)
-    return Page(**(facts | changes))  # type: ignore[arg-type]
 
 
 def own(rendered: str) -> str:
@@ -56,12 +43,8 @@ def test_what_is_not_there_leaves_no_trace() -> None:
     text = own(page().render())
     for part in ('id="settle"', 'class="multiples"', "for comparison", 'class="command"'):
         assert part not in text
-    full = own(
-        page(
-            remedies=(Remedy(text="Try more:", command="posenc more"), Remedy(text="Or less:")),
-            command="posenc try",
-        ).render()
-    )
+    remedies = (Remedy(text="Try more:", command="posenc more"), Remedy(text="Or less:"))
+    full = own(page(remedies, command="posenc try").render())
     bare = re.sub(r"</?span[^>]*>", "", full)
     assert "<p>Try more:</p>" in bare
     assert "<p>Or less.</p>" in bare, "no colon without a command"
@@ -70,14 +53,16 @@ def test_what_is_not_there_leaves_no_trace() -> None:
 
 def test_heads_of_groups_span_their_columns() -> None:
     columns = (
-        Column(name="name", text=True),
-        *(Column(name=n, group="loss at") for n in "12"),
-        Column(name="1", group="recall at"),
-        Column(name="speed"),
-        Column(name="memory"),
+        pages.Column(name="name", text=True),
+        *(pages.Column(name=n, group="loss at") for n in "12"),
+        pages.Column(name="1", group="recall at"),
+        pages.Column(name="speed"),
+        pages.Column(name="memory"),
     )
-    row = (Cell(text="a", kind="name"), *(Cell(text=str(n), value=n) for n in range(5)))
-    table = TableSection(key="t", title="T", guide="", columns=columns, rows=(row,), marked="a")
+    row = (pages.Cell(text="a", kind="name"), *(pages.Cell(text=str(n), value=n) for n in range(5)))
+    table = pages.TableSection(
+        key="t", title="T", guide="", columns=columns, rows=(row,), marked="a"
+    )
     assert [(group, len(own)) for group, own in table.groups] == [
         ("", 1), ("loss at", 2), ("recall at", 1), ("", 1), ("", 1),
     ]  # fmt: skip
@@ -89,18 +74,10 @@ def test_heads_of_groups_span_their_columns() -> None:
 
 
 def test_maps_and_words() -> None:
-    maps = MapSection(
-        key="m",
-        title="M",
-        guide="",
-        corner="depth",
-        rows=("10%",),
-        columns=("64", "128"),
-        shares={"a": ((0.81, 0.2),)},
-    )
-    words = TextSection(
-        key="w", title="W", paragraphs=("P.",), lists=(("", ("S.",)), ("L", ("T.",)))
-    )
+    sides = {"corner": "depth", "rows": ("10%",), "columns": ("64", "128")}
+    maps = pages.MapSection(key="m", title="M", guide="", shares={"a": ((0.81, 0.2),)}, **sides)
+    lists = (("", ("S.",)), ("L", ("T.",)))
+    words = pages.TextSection(key="w", title="W", paragraphs=("P.",), lists=lists)
     text = own(page(sections=(maps, words)).render())
     assert '<td style="--share: 0.81" class="strong">81</td>' in text
     assert '<td style="--share: 0.20">20</td>' in text
@@ -118,11 +95,11 @@ def test_scripts_are_bundled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("vl_convert.javascript_bundle", bundle)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert bundled() == bundled() == "scripts ✓"
+    assert pages.bundled() == pages.bundled() == "scripts ✓"
     assert len(made) == 1
     (file,) = (tmp_path / "posenc/scripts").iterdir()
     file.write_bytes(b"\xff")
-    assert bundled() == bundled() == "scripts ✓"
+    assert pages.bundled() == pages.bundled() == "scripts ✓"
     assert len(made) == 2
     file.unlink()
     file.mkdir()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.reporting.opened import DRAWN, views
 from tests.support.browsing import CHROMIUM, CONTRAST, CUT, STROKES, Visit, browser, playwright
+from tests.support.exhaustive import in_turn
 
 __all__ = ["browser"]  # a fixture
 
@@ -22,16 +22,46 @@ KINDS = ("comparison", "study", "benched", "diagnosed")
 ALL = ("undecided", "many", *KINDS)
 
 
+DRAWN = "html[data-drawn]"
+"""Selector of a report whose charts are drawn."""
+
+
+def views(
+    *names: str, widths: tuple[int, ...] = (1280,), rounds: int | None = None
+) -> pytest.MarkDecorator:
+    """Call a test with each of some reports at each of some widths; each is loaded once for all.
+
+    Args:
+        names: of reports.
+        widths: of windows, in pixels.
+        rounds: in which they take turns; all meet if None.
+    """
+    cases = in_turn(rounds or len(widths), names, widths)
+    found = [pytest.param(case.values, id=case.id, marks=case.marks) for case in cases]
+    return pytest.mark.parametrize("view", found, indirect=True, scope="module")
+
+
+def opened(browser: playwright.Browser, comparison: Path) -> Visit:
+    return Visit(browser, comparison, DRAWN)
+
+
+shown = pytest.fixture(opened, scope="module", name="shown")
+"""The tab of ``view``."""
+tab = pytest.fixture(opened, scope="module", name="tab")
+"""A tab in which a test opens a report anew, to change it."""
+
+
+@pytest.fixture(scope="module")
+def view(request: pytest.FixtureRequest, shown: Visit) -> Visit:
+    """A report, by its name and the width of the window, for tests that leave it as it is."""
+    name, width = request.param
+    shown.open(request.getfixturevalue(name), DRAWN, width=width)
+    return shown
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def page(request: pytest.FixtureRequest) -> Path:
-    found: Path = request.getfixturevalue(request.param)
-    return found
-
-
-@pytest.fixture(scope="module", params=["comparison", "study"])
-def ranked(request: pytest.FixtureRequest) -> Path:
-    found: Path = request.getfixturevalue(request.param)
-    return found
+    return request.getfixturevalue(request.param)
 
 
 @views("comparison")
@@ -87,9 +117,7 @@ def test_the_answer_is_on_the_first_screen(view: Visit, request: pytest.FixtureR
     assert view.troubles == []
 
     def box(selector: str) -> dict[str, float]:
-        found = view.page.locator(selector).first.bounding_box()
-        assert found is not None
-        return found
+        return view.page.locator(selector).first.bounding_box()
 
     parts = (".facts-line", "h1", ".first .chart", ".verdicts", ".first > div:last-child")
     facts, heading, chart, verdicts, settle = map(box, parts)
@@ -136,8 +164,6 @@ def test_axes_below_one_have_plain_numbers(view: Visit) -> None:
     assert {"0.00001", "0.01", "0.1", "1"} <= set(labels)
     assert not [text for text in labels if re.search(r"\d[mµ]$", text)]
     title, label = (texts.nth(labels.index(text)).bounding_box() for text in ("tokens", "2048"))
-    assert title is not None
-    assert label is not None
     assert title["y"] - label["y"] - label["height"] < 15
 
 
@@ -183,7 +209,6 @@ def test_without_scripts_charts_are_pictures(scriptless: Visit, page: Path) -> N
     for picture in pictures.all():
         picture.scroll_into_view_if_needed()
         shown = picture.bounding_box()
-        assert shown is not None
         assert shown["width"] > 300
         assert shown["height"] > 150
     assert scriptless.page.locator("button.copy:visible").count() == 0
@@ -192,14 +217,8 @@ def test_without_scripts_charts_are_pictures(scriptless: Visit, page: Path) -> N
 def check_contrasts(page: playwright.Page) -> None:
     """Assert that words and lines stand out from the paper."""
     rows = page.locator(".mark-line").count() == 0  # of amounts, whose names are ticks
-    for selector in (
-        "p",
-        "td",
-        "th",
-        ".verdict",
-        ".role-axis text",
-        ".mark-text text:not([stroke])",
-    ):
+    texts = (".role-axis text", ".mark-text text:not([stroke])")
+    for selector in ("p", "td", "th", ".verdict", *texts):
         ratios = page.evaluate(CONTRAST, selector)
         assert ratios or (rows and selector.startswith(".mark-text"))
         assert min(ratios, default=21) >= 4.5, (selector, min(ratios))
@@ -243,21 +262,24 @@ def test_shows_every_number_of_the_table(view: Visit) -> None:
     assert max(view.page.locator(".scroll").evaluate_all(overhang)) <= 0
 
 
-def test_a_table_is_sorted_by_a_click(tab: Visit, ranked: Path) -> None:
-    tab.open(ranked, DRAWN)
-    for name, column in (("128", None), ("memory", -2 if "report" in str(ranked) else -1)):
+@pytest.mark.parametrize(
+    ("kind", "columns"),
+    [("comparison", {"128": 4, "memory": -2}), ("study", {"128": 1, "memory": -1})],
+)
+def test_a_table_is_sorted_by_a_click(
+    tab: Visit, request: pytest.FixtureRequest, kind: str, columns: dict[str, int]
+) -> None:
+    tab.open(request.getfixturevalue(kind), DRAWN)
+    cells = "(rows, at) => rows.map(r => [...r.cells].at(at).dataset.value)"
+    for name, column in columns.items():
         button = tab.page.locator(".results button.sort", has_text=name).first
         values = []
         for _ in range(2):
             button.click()
             heads = tab.page.locator(".results [aria-sort=ascending], [aria-sort=descending]")
             assert heads.count() == 1
-            rows = tab.page.locator(".results tbody tr").evaluate_all(
-                "(rows, at) => rows.map(r => r.cells[at < 0 ? r.cells.length + at : at]"
-                ".dataset.value).filter(v => v).map(Number)",
-                column if column is not None else (4 if "report" in str(ranked) else 1),
-            )
-            values.append(rows)
+            found = tab.page.locator(".results tbody tr").evaluate_all(cells, column)
+            values.append([float(value) for value in found if value])
         assert values[0] == sorted(values[0])
         assert values[1] == sorted(values[1], reverse=True)
 
@@ -270,9 +292,8 @@ def test_charts_have_words_for_those_who_cannot_see_them(view: Visit) -> None:
     for key, role, words in told:
         assert role in ("img", "graphics-document"), "Vega says the second once it has drawn"
         assert " against " in words
-        assert words.count(";") >= (
-            0 if key in ("chart-turns", "chart-seconds", "chart-bytes") else 5
-        )
+        few = key in ("chart-turns", "chart-seconds", "chart-bytes")
+        assert few or words.count(";") >= 5
 
 
 @views(*KINDS)
@@ -297,3 +318,23 @@ def test_the_command_can_be_copied(tab: Visit, comparison: Path) -> None:
     page = tab.open(comparison, DRAWN)
     page.click("#copy")
     page.wait_for_function("document.querySelector('#copy').textContent === 'Copied'")
+
+
+BROKEN = """(selector) => [...document.querySelectorAll(selector)].flatMap((cell) => {
+    const walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), found = [];
+    for (let node; (node = walk.nextNode()); )
+      for (const word of node.data.matchAll(/[\\w.]+/g)) {
+        const range = document.createRange();
+        range.setStart(node, word.index); range.setEnd(node, word.index + word[0].length);
+        if (range.getClientRects().length > 1) found.push(word[0]); }
+    return found; })"""
+"""Words that are broken over two lines."""
+
+
+@views("layered", widths=(1280, 768, 390))
+def test_no_word_on_engines_is_cut_or_broken(view: Visit) -> None:
+    broken = view.page.evaluate(BROKEN, "#engines td, .verdicts th, .verdicts td")
+    assert broken == []
+    labels = view.page.locator("#chart-turns .mark-text text").all_text_contents()
+    assert "full (2 layers)" in labels
+    assert not [label for label in labels if "…" in label]

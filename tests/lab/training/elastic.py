@@ -37,13 +37,9 @@ def train(kind: str, folder: str, at: int) -> tuple[int, list[float], dict[str, 
         if first_life and step == at and dist.get_rank() == RANKS - 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    result = fit(
-        build(kind),
-        Learning(kind),
-        plan(kind, STEPS, folder, strategy="fsdp"),
-        Watch(started=begun.append, stepped=stepped),
-        mesh=init_device_mesh("cpu", (RANKS,)),
-    )
+    mesh, watch = init_device_mesh("cpu", (RANKS,)), Watch(started=begun.append, stepped=stepped)
+    planned = plan(kind, STEPS, folder, strategy="fsdp")
+    result = fit(build(kind), Learning(kind), planned, watch, mesh=mesh)
     weights = {name: x.flatten().tolist() for name, x in full_weights(result.model).items()}
     dist.destroy_process_group()
     return begun[0], result.losses.tolist(), weights
@@ -53,15 +49,8 @@ def launch(kind: str, folder: str, at: int, results: Any) -> None:
     """Run ``train`` as torchrun does, with one restart; send what each rank returns."""
     # A store shared by both lives has addresses of killed ranks, which others may connect to.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=RANKS,
-        run_id="killed",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=1,
-        monitor_interval=0.05,
-        start_method="fork",
-    )
+    nodes = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": RANKS, "run_id": "killed"}
+    meeting = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    how = {"max_restarts": 1, "monitor_interval": 0.05, "start_method": "fork"}
+    config = LaunchConfig(**nodes, **meeting, **how)
     results.put(elastic_launch(config, train)(kind, folder, at))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,23 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional as F
 
+from posenc import models
 from posenc.errors import Interrupted, PosencError
 from posenc.lab.training import TrainingPlan, Watch, fit, full_weights, loop
 from posenc.layout import Layout
-from posenc.models import (
-    Decoder,
-    DecoderConfig,
-    Encoder,
-    EncoderConfig,
-    ImageConfig,
-    MaskedLM,
-    Swin,
-    SwinConfig,
-    TextClassifier,
-    Transformer,
-    TransformerConfig,
-    VisionTransformer,
-)
 from posenc.models.complex import ClassifierConfig, SequenceClassifier
 from posenc.models.encoder import Deberta, DebertaConfig
 
@@ -41,67 +28,34 @@ STEPS = 8
 
 SIZES: dict[str, Any] = {"dim": 16, "heads": 2}
 TEXT: dict[str, Any] = {"vocabulary": VOCABULARY, "layers": 1, "max_length": 16, **SIZES}
+CLASSES = {"body": "transformer", "vocabulary": VOCABULARY, "classes": 3, "hidden": 16, **SIZES}
+VOCABULARIES = {"source_vocabulary": VOCABULARY, "target_vocabulary": VOCABULARY}
+LAYERS = {"encoder_layers": 1, "decoder_layers": 1}
+ENCODINGS = {"encoder_encoding": "rope", "decoder_encoding": "shaw"}
+TRANSLATION: dict[str, Any] = {**VOCABULARIES, **LAYERS, **ENCODINGS, **SIZES}
+PIXELS = {"channels": 1, "classes": 3}
+IMAGES = {"size": (8, 8), "patch": 4, "layers": 1, "encoding": "rope_mixed", **PIXELS, **SIZES}
+STAGES = {"dim": 8, "depths": (1, 1), "heads": (1, 2), "window": 4}
+WINDOWS: dict[str, Any] = {"size": (16, 16), "patch": 2, **STAGES, **PIXELS}
 
 
 def build(kind: str, encoding: str | None = None) -> nn.Module:
     """A small model of a kind of ``posenc.models.MODELS``, the same on every rank."""
     torch.manual_seed(3)
-    text = EncoderConfig(**TEXT, encoding=encoding or "learned+t5")
-    match kind:
-        case "decoder":
-            return Decoder(DecoderConfig(**TEXT, encoding=encoding or "t5"))
-        case "encoder":
-            return Encoder(text)
-        case "masked_lm":
-            return MaskedLM(text)
-        case "text_classifier":
-            return TextClassifier(replace(text, classes=3))
-        case "deberta":
-            return Deberta(DebertaConfig(**{**TEXT, "layers": 2}))
-        case "sequence_classifier":
-            return SequenceClassifier(
-                ClassifierConfig(
-                    body="transformer", vocabulary=VOCABULARY, classes=3, hidden=16, **SIZES
-                )
-            )
-        case "transformer":
-            return Transformer(
-                TransformerConfig(
-                    source_vocabulary=VOCABULARY,
-                    target_vocabulary=VOCABULARY,
-                    encoder_layers=1,
-                    decoder_layers=1,
-                    encoder_encoding="rope",
-                    decoder_encoding="shaw",
-                    **SIZES,
-                )
-            )
-        case "vision_transformer":
-            return VisionTransformer(
-                ImageConfig(
-                    size=(8, 8),
-                    patch=4,
-                    channels=1,
-                    layers=1,
-                    classes=3,
-                    encoding="rope_mixed",
-                    **SIZES,
-                )
-            )
-        case "swin":
-            return Swin(
-                SwinConfig(
-                    size=(16, 16),
-                    patch=2,
-                    channels=1,
-                    dim=8,
-                    depths=(1, 1),
-                    heads=(1, 2),
-                    window=4,
-                    classes=3,
-                )
-            )
-    raise AssertionError(f"{kind} is new: say how to train it")
+    text = models.EncoderConfig(**TEXT, encoding=encoding or "learned+t5")
+    builders: dict[str, Callable[[], nn.Module]] = {
+        "decoder": lambda: models.Decoder(models.DecoderConfig(**TEXT, encoding=encoding or "t5")),
+        "encoder": lambda: models.Encoder(text),
+        "masked_lm": lambda: models.MaskedLM(text),
+        "text_classifier": lambda: models.TextClassifier(replace(text, classes=3)),
+        "deberta": lambda: Deberta(DebertaConfig(**{**TEXT, "layers": 2})),
+        "sequence_classifier": lambda: SequenceClassifier(ClassifierConfig(**CLASSES)),
+        "transformer": lambda: models.Transformer(models.TransformerConfig(**TRANSLATION)),
+        "vision_transformer": lambda: models.VisionTransformer(models.ImageConfig(**IMAGES)),
+        "swin": lambda: models.Swin(models.SwinConfig(**WINDOWS)),
+    }
+    assert kind in builders, f"{kind} is new: say how to train it"
+    return builders[kind]()
 
 
 class Learning:
@@ -131,12 +85,8 @@ class Learning:
         return batch
 
     def loss(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
-        if self.kind == "transformer":
-            logits = model(batch["tokens"], batch["tokens"].flip(1))
-        elif "layout" in batch:
-            logits = model(batch["tokens"], batch["layout"])
-        else:
-            logits = model(batch["tokens"])
+        others = {"transformer": [batch["tokens"].flip(1)], "decoder": [batch.get("layout")]}
+        logits = model(batch["tokens"], *others.get(self.kind, []))
         return F.cross_entropy(
             logits.flatten(0, -2), batch["targets"].flatten(), ignore_index=IGNORED
         )
@@ -197,13 +147,8 @@ def killed(group: dist.ProcessGroup, at: int, kind: str, **settings: Any) -> int
     mesh = DeviceMesh.from_group(group, "cpu")
     before, loop.SAVE_SECONDS = loop.SAVE_SECONDS, 0.0
     try:
-        fit(
-            build(kind),
-            Learning(kind),
-            plan(kind, STEPS, **settings),
-            Watch(stepped=stepped),
-            mesh=mesh,
-        )
+        planned = plan(kind, STEPS, **settings)
+        fit(build(kind), Learning(kind), planned, Watch(stepped=stepped), mesh=mesh)
     except Killed:
         return done[0]
     finally:
@@ -221,13 +166,13 @@ def refused_differing(group: dist.ProcessGroup, what: str, folder: str) -> str:
         settings["folder"] = str(own)
     elif last:
         settings = {"accumulate": 2} if what == "plan" else {"encoding": "rope"}
-    return refused(group, "decoder", **settings)
+    return refused(group, **settings)
 
 
-def refused(group: dist.ProcessGroup, kind: str, **settings: Any) -> str:
+def refused(group: dist.ProcessGroup, **settings: Any) -> str:
     """The error of a training that cannot be."""
     try:
-        trained(group, kind, steps=2, **settings)
+        trained(group, "decoder", steps=2, **settings)
     except PosencError as error:
         return str(error)
     raise AssertionError("not refused")

@@ -8,7 +8,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from posenc.errors import CheckpointError, Interrupted, OutputError
-from posenc.lab.experiments.results import Corpus, Measurement, RefusedMeasurement
 from posenc.lab.experiments.settings import ComparisonSettings
 from posenc.lab.experiments.tasks.language import LanguageModelling
 from posenc.lab.training import Trained, TrainingPlan, Watch, fit, interruptible, train
@@ -39,11 +38,8 @@ KILLED_STEPS = 70
 class Toy:
     """Regression with dropout and running statistics: generator and buffers are state, too."""
 
-    title, data = "toy", "noise"
-    corpus = Corpus(name="noise", files=0, train_bytes=0, held_out_bytes=0, sha256="")
     fingerprint = "toy"
-    metrics, subjects = (), ()
-    lengths, tokens_per_step, training_unit = (1,), 4, 1.0
+    tokens_per_step = 4
 
     def __init__(self, *, bad_step: int | None = None) -> None:
         self.bad_step = bad_step
@@ -53,10 +49,9 @@ class Toy:
         model = nn.Sequential()
         if encoding != "nope":
             model.add_module("encoding", nn.Linear(8, 8))
-        model.add_module("first", nn.Linear(8, 8))
-        model.add_module("norm", nn.BatchNorm1d(8))
-        model.add_module("dropout", nn.Dropout(0.5))
-        model.add_module("last", nn.Linear(8, 1))
+        rest = (nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+        for name, layer in zip(("first", "norm", "dropout", "last"), rest, strict=True):
+            model.add_module(name, layer)
         return model
 
     def batch(self, seed: int, step: int) -> Mapping[str, Tensor]:
@@ -66,22 +61,7 @@ class Toy:
         return {"x": x * float("nan") if step == self.bad_step else x}
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-        value: Tensor = (model(batch["x"]) - batch["x"].sum(1, keepdim=True)).square().mean()
-        return value
-
-    def require_memory(self, model: nn.Module, available: int) -> None:
-        return None
-
-    def count(self, encoding: str) -> int:
-        return 0
-
-    def measure(
-        self, model: nn.Module, encoding: str, seed: int, *, available: int | None
-    ) -> Iterator[list[Measurement | RefusedMeasurement]]:
-        yield from ()
-
-    def save(self, model: nn.Module, folder: Path) -> None:
-        return None
+        return (model(batch["x"]) - batch["x"].sum(1, keepdim=True)).square().mean()
 
 
 def plan_in(folder: Path, encoding: str = "nope", steps: int = STEPS) -> TrainingPlan:
@@ -89,26 +69,43 @@ def plan_in(folder: Path, encoding: str = "nope", steps: int = STEPS) -> Trainin
     return TrainingPlan(encoding=encoding, seed=1, steps=steps, rate=0.01, folder=folder)
 
 
-def stop_after(step: int) -> Callable[[], bool]:
-    """A ``stop`` that says so from the given call on."""
+def stop_after(plan: TrainingPlan, steps: int) -> str:
+    """Train so many steps of the plan; what is said then."""
     calls = iter(range(1, 10_000))
-    return lambda: next(calls) >= step
+    with pytest.raises(Interrupted, match="settings and folder to continue") as stopped:
+        train(Toy(), plan, Watch(stop=lambda: next(calls) >= steps))
+    return str(stopped.value)
+
+
+def continued(plan: TrainingPlan) -> tuple[int, Trained]:
+    """The step from which a training of the plan goes on, and what comes of it."""
+    started: list[int] = []
+    task = Toy()
+    trained = train(task, plan, Watch(started=started.append))
+    assert task.seen == [(1, later) for later in range(started[0], STEPS)]
+    return started[0], trained
+
+
+def assert_same_tensors(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
 
 
 def assert_same_bits(first: Trained, second: Trained) -> None:
     assert torch.equal(first.losses, second.losses)
-    expected = second.model.state_dict()
-    for name, tensor in first.model.state_dict().items():
-        assert torch.equal(tensor, expected[name]), name
+    assert_same_tensors(first.model.state_dict(), second.model.state_dict())
 
 
-def test_training_lowers_the_loss(tmp_path: Path) -> None:
-    trained = train(Toy(), plan_in(tmp_path, steps=200))
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_training_lowers_the_loss(tmp_path: Path, precision: str) -> None:
+    trained = train(Toy(), replace(plan_in(tmp_path, steps=200), precision=precision))
     assert trained.losses[-20:].mean() < trained.losses[:20].mean()
     assert trained.diverged is None
     assert trained.tokens_per_second > 0
     assert trained.peak_memory_bytes >= 0
-    assert not any(parameter.requires_grad for parameter in trained.model.parameters())
+    for parameter in trained.model.parameters():
+        assert (parameter.requires_grad, parameter.dtype) == (False, torch.float32)
 
 
 def test_data_order_is_that_of_the_seed_for_every_encoding(tmp_path: Path) -> None:
@@ -129,36 +126,16 @@ def test_weights_agree_though_an_encoding_draws_some_of_its_own() -> None:
         assert torch.equal(encoded[name], parameter), name
 
 
-def test_half_precision_trains(tmp_path: Path) -> None:
-    plan = replace(plan_in(tmp_path, steps=200), precision="bf16-mixed")
-    trained = train(Toy(), plan)
-    assert trained.losses[-20:].mean() < trained.losses[:20].mean()
-    assert {parameter.dtype for parameter in trained.model.parameters()} == {torch.float32}
-
-
-@pytest.mark.parametrize("step", [1, 5, STEPS - 1])
-def test_stopped_run_ends_with_the_same_bits(tmp_path: Path, step: int) -> None:
-    whole = train(Toy(), plan_in(tmp_path / "whole"))
-    plan = plan_in(tmp_path / "stopped")
-    with pytest.raises(Interrupted, match=f"after step {step}.*settings and folder to continue"):
-        train(Toy(), plan, Watch(stop=stop_after(step)))
-    torch.manual_seed(99)  # another process has another generator
-    torch.rand(7)
-    started: list[int] = []
-    task = Toy()
-    resumed = train(task, plan, Watch(started=started.append))
-    assert started == [step]
-    assert task.seen == [(1, later) for later in range(step, STEPS)]
-    assert_same_bits(resumed, whole)
-
-
-def test_run_stopped_at_every_step_ends_with_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pauses", [[1], [5], [STEPS - 1], [1] * (STEPS - 1)], ids=str)
+def test_stopped_run_ends_with_the_same_bits(tmp_path: Path, pauses: list[int]) -> None:
     whole = train(Toy(), plan_in(tmp_path / "whole", "rope"))
     plan = plan_in(tmp_path / "stopped", "rope")
-    for _ in range(STEPS - 1):
-        with pytest.raises(Interrupted):
-            train(Toy(), plan, Watch(stop=lambda: True))
-    assert_same_bits(train(Toy(), plan), whole)
+    for place, steps in enumerate(pauses, 1):
+        assert f"after step {sum(pauses[:place])}" in stop_after(plan, steps)
+        torch.manual_seed(99)  # another process has another generator
+    step, resumed = continued(plan)
+    assert step == sum(pauses)
+    assert_same_bits(resumed, whole)
 
 
 def test_finished_run_is_not_trained_again(tmp_path: Path) -> None:
@@ -221,12 +198,8 @@ def test_killed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     steps = run_until_killed(text, tmp_path / "killed", None)
     assert steps[-1] == KILLED_STEPS
     assert 20 < steps[0] <= KILLED_STEPS, "the last run must have continued"
-    whole, killed = (
-        load_tensors(tmp_path / name / "checkpoint.safetensors")[0] for name in ("whole", "killed")
-    )
-    assert whole.keys() == killed.keys()
-    for name, tensor in whole.items():
-        assert torch.equal(killed[name], tensor), name
+    names = [tmp_path / name / "checkpoint.safetensors" for name in ("whole", "killed")]
+    assert_same_tensors(*(load_tensors(name)[0] for name in names))
 
 
 def test_periodic_saves_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,24 +211,18 @@ def test_periodic_saves_change_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "text"])
 def test_damaged_checkpoint_is_named(tmp_path: Path, damage: str) -> None:
     plan = plan_in(tmp_path)
-    with pytest.raises(Interrupted):
-        train(Toy(), plan, Watch(stop=stop_after(3)))
-    content = bytearray(plan.checkpoint.read_bytes())
-    if damage == "flip":
-        content[-20] ^= 1
-    plan.checkpoint.write_bytes(
-        {"flip": bytes(content), "cut": bytes(content[:-50]), "empty": b"", "text": b"no " * 99}[
-            damage
-        ]
-    )
+    stop_after(plan, 3)
+    whole = plan.checkpoint.read_bytes()
+    flipped = whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:]
+    contents = {"flip": flipped, "cut": whole[:-50], "empty": b"", "text": b"no " * 99}
+    plan.checkpoint.write_bytes(contents[damage])
     with pytest.raises(CheckpointError, match=r"checkpoint\.safetensors.*Delete it"):
         train(Toy(), plan)
 
 
 def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     plan = plan_in(tmp_path)
-    with pytest.raises(Interrupted):
-        train(Toy(), plan, Watch(stop=stop_after(3)))
+    stop_after(plan, 3)
     for other in (replace(plan, seed=2), replace(plan, rate=0.1), replace(plan, steps=99)):
         with pytest.raises(CheckpointError, match="Use the settings"):
             train(Toy(), other)
@@ -267,8 +234,7 @@ def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
 
 def test_checkpoint_with_other_tensors_is_refused(tmp_path: Path) -> None:
     plan = plan_in(tmp_path, "rope")
-    with pytest.raises(Interrupted):
-        train(Toy(), plan, Watch(stop=stop_after(3)))
+    stop_after(plan, 3)
 
     class Changed(Toy):
         def build(self, encoding: str) -> nn.Module:
@@ -283,8 +249,7 @@ def test_full_disk_loses_nothing_that_was_saved(
 ) -> None:
     whole = train(Toy(), plan_in(tmp_path / "whole"))
     plan = plan_in(tmp_path / "full")
-    with pytest.raises(Interrupted):
-        train(Toy(), plan, Watch(stop=stop_after(3)))
+    stop_after(plan, 3)
 
     def no_space(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -292,11 +257,11 @@ def test_full_disk_loses_nothing_that_was_saved(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", no_space)
         with pytest.raises(OutputError, match=r"No space left.*Free some space"):
-            train(Toy(), plan, Watch(stop=stop_after(2)))
+            stop_after(plan, 2)
     assert [path.name for path in plan.folder.iterdir()] == ["checkpoint.safetensors"]
-    started: list[int] = []
-    assert_same_bits(train(Toy(), plan, Watch(started=started.append)), whole)
-    assert started == [3]
+    step, trained = continued(plan)
+    assert step == 3
+    assert_same_bits(trained, whole)
 
 
 def test_interrupt_finishes_the_step_and_saves(tmp_path: Path) -> None:
@@ -361,12 +326,9 @@ def test_fit_follows_its_schedule_and_leaves_the_generator_alone() -> None:
     model = Toy().build("nope")
     torch.set_rng_state(before)
     frozen = {name: x.clone() for name, x in model.named_parameters()}
-    plan = TrainingPlan(
-        encoding="", seed=0, steps=3, rate=1.0, weight_decay=0.0, schedule=lambda *_: 0.0
-    )
-    assert fit(model, Toy(), plan).model is model
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, frozen[name]), name
+    plan = TrainingPlan(encoding="", seed=0, steps=3, rate=1.0, weight_decay=0.0)
+    assert fit(model, Toy(), replace(plan, schedule=lambda *_: 0.0)).model is model
+    assert_same_tensors(dict(model.named_parameters()), frozen)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -378,7 +340,7 @@ def test_random_numbers_are_those_of_the_plans_seed() -> None:
         model, task = Toy().build("nope"), Toy()
         torch.manual_seed(elsewhere)
         batch = task.batch(1, 0)
-        task.batch = lambda *_, batch=batch: batch  # type: ignore[method-assign,misc]
+        task.batch = lambda *_, batch=batch: batch
         plan = TrainingPlan(encoding="", seed=seed, steps=3, rate=0.01)
         losses.append(fit(model, task, plan).losses)
     assert torch.equal(losses[0], losses[1])

@@ -22,6 +22,8 @@ KINDS = [kind for kind in MODELS if MODELS[kind].__module__.startswith("posenc.m
 WHOLE = ("decoder", "deberta", "swin")
 """Kinds that are trained by DDP in the suite."""
 
+KINDS_APART = [kind for kind in KINDS if kind not in WHOLE]
+
 Result = tuple[list[float], dict[str, list[float]]]
 
 
@@ -42,10 +44,8 @@ def alone(pool: Pool) -> dict[str, Result]:
     [
         # DDP takes a model as a whole, FSDP takes it apart.
         *((kind, "fsdp") for kind in KINDS),
-        *(
-            pytest.param(kind, "ddp", marks=[pytest.mark.exhaustive] * (kind not in WHOLE))
-            for kind in KINDS
-        ),
+        *((kind, "ddp") for kind in WHOLE),
+        *(pytest.param(kind, "ddp", marks=pytest.mark.exhaustive) for kind in KINDS_APART),
     ],
 )
 def test_two_ranks_train_as_one(
@@ -104,8 +104,8 @@ def test_rank_killed_under_torchrun(pool: Pool, tmp_path: Path) -> None:
     job: dict[str, Any] = {"kind": "decoder", "strategy": "fsdp", "steps": elastic.STEPS}
     (unbroken, _) = pool.run(f"{HERE}:trained", 2, **job)
     context = forking()
-    results = context.SimpleQueue()  # type: ignore[attr-defined]
-    agent = context.Process(target=elastic.launch, args=("decoder", str(tmp_path), 3, results))  # type: ignore[attr-defined]
+    results = context.SimpleQueue()
+    agent = context.Process(target=elastic.launch, args=("decoder", str(tmp_path), 3, results))
     agent.start()
     agent.join(60)
     exitcode = agent.exitcode
@@ -116,30 +116,23 @@ def test_rank_killed_under_torchrun(pool: Pool, tmp_path: Path) -> None:
     assert (losses, weights) == unbroken
 
 
-def test_too_few_rows_are_refused(pool: Pool) -> None:
-    for message in pool.run(f"{HERE}:refused", 2, kind="decoder", accumulate=3):
-        assert "batch: expected at least 6 rows, for 2 ranks of 3 parts, got 5" in message
-
-
-@pytest.mark.parametrize("what", ["plan", "model"])
-def test_ranks_with_other_plans(pool: Pool, tmp_path: Path, what: str) -> None:
-    job = {"what": what, "folder": str(tmp_path)}
-    for message in pool.run(f"{HERE}:refused_differing", 3, **job):
-        assert "others on rank 2 than on rank 0" in message
-
-
-def test_folder_that_is_not_shared(pool: Pool, tmp_path: Path) -> None:
-    job = {"what": "folder", "folder": str(tmp_path)}
-    for message in pool.run(f"{HERE}:refused_differing", 3, **job):
-        assert "in which rank 2 does not find what rank 0 wrote" in message
-    assert not [*tmp_path.glob("*/*"), *tmp_path.glob("*/.*")]
-
-
-def test_settings_that_are_none_are_refused(pool: Pool) -> None:
-    (message,) = pool.run(f"{HERE}:refused", 1, kind="decoder", accumulate=0)
-    assert "accumulate: expected 1 or more" in message
-    (message,) = pool.run(f"{HERE}:refused", 1, kind="decoder", strategy="fdsp")
-    assert "Did you mean 'fsdp'" in message
+@pytest.mark.parametrize(
+    ("ranks", "job", "settings", "message"),
+    [
+        (1, "refused", {"accumulate": 0}, "accumulate: expected 1 or more"),
+        (1, "refused", {"strategy": "fdsp"}, "Did you mean 'fsdp'"),
+        (2, "refused", {"accumulate": 3}, "at least 6 rows, for 2 ranks of 3 parts, got 5"),
+        (3, "refused_differing", {"what": "plan"}, "others on rank 2 than on rank 0"),
+        (3, "refused_differing", {"what": "model"}, "others on rank 2 than on rank 0"),
+        (3, "refused_differing", {"what": "folder"}, "rank 2 does not find what rank 0 wrote"),
+    ],
+)
+def test_trainings_that_cannot_be_are_refused_by_every_rank(
+    pool: Pool, tmp_path: Path, ranks: int, job: str, settings: dict[str, Any], message: str
+) -> None:
+    for text in pool.run(f"{HERE}:{job}", ranks, folder=str(tmp_path), **settings):
+        assert message in text
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_damaged_shards_are_named(pool: Pool, tmp_path: Path) -> None:
@@ -147,5 +140,5 @@ def test_damaged_shards_are_named(pool: Pool, tmp_path: Path) -> None:
     pool.run(f"{HERE}:stopped", 2, after=3, **job)
     (folder,) = tmp_path.iterdir()
     (folder / ".metadata").write_bytes(b"no")
-    for message in pool.run(f"{HERE}:refused", 2, **job):
+    for message in pool.run(f"{HERE}:refused", 2, folder=str(tmp_path)):
         assert "checkpoint-000000003" in message

@@ -85,9 +85,8 @@ def test_prose_sets_indices_but_not_names() -> None:
     assert prose("``s_ij`` < 1") == mathml("s_ij") + " &lt; 1"
     assert prose("``head_dim``") == "<code>head_dim</code>"
     assert prose('``kernel="<b>"``') == "<code>kernel=&#34;&lt;b&gt;&#34;</code>"
-    assert prose("W_K and θ^y_ht, (3D)^-1/2 <") == (
-        "W<sub>K</sub> and θ<sup>y</sup><sub>ht</sub>, (3D)<sup>-1/2</sup> &lt;"
-    )
+    expected = "W<sub>K</sub> and θ<sup>y</sup><sub>ht</sub>, (3D)<sup>-1/2</sup> &lt;"
+    assert prose("W_K and θ^y_ht, (3D)^-1/2 <") == expected
     assert prose("max_length, RoPE++_EH, p_rope") == "max_length, RoPE++_EH, p_rope"
 
 

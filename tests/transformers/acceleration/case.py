@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +12,20 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from posenc.transformers.acceleration.trials import tensors_in
+from tests.support.tiny_models import build
 
 VOCABULARY = 60
+
+ENCODER: dict[str, Any] = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2}
+ENCODER |= {"num_attention_heads": 3}
+"""Sizes by the names that most configs have for them."""
+
+
+def of(
+    kind: str | type[PreTrainedModel], sizes: dict[str, Any], **options: Any
+) -> Callable[[], PreTrainedModel]:
+    """Makes such a model."""
+    return partial(build, kind, sizes, **options)
 
 
 def texts(length: int = 23) -> dict[str, Tensor]:
@@ -28,36 +41,6 @@ def texts(length: int = 23) -> dict[str, Tensor]:
 def whole_texts(length: int = 23) -> dict[str, Tensor]:
     """Two rows of ids without padding."""
     return {"input_ids": texts(length)["input_ids"]}
-
-
-AUDIO: dict[str, Any] = {
-    "hidden_size": 24,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "conv_dim": (8, 8),
-    "conv_stride": (8, 4),
-    "conv_kernel": (10, 3),
-    "num_conv_pos_embeddings": 4,
-    "num_conv_pos_embedding_groups": 2,
-    "layerdrop": 0.0,
-    "apply_spec_augment": False,
-    "mask_time_prob": 0.0,
-}
-"""Sizes of models of sounds."""
-
-
-def sounds(length: int = 800) -> dict[str, Tensor]:
-    """Two rows of samples, one of them padded."""
-    values = torch.randn(2, length, generator=torch.Generator().manual_seed(1))
-    attended = torch.ones_like(values, dtype=torch.long)
-    attended[1, -200:] = 0
-    return {"input_values": values, "attention_mask": attended}
-
-
-def whole_sounds(length: int = 800) -> dict[str, Tensor]:
-    """Two rows of samples without padding."""
-    return {"input_values": sounds(length)["input_values"]}
 
 
 def images(height: int = 20, width: int = 20) -> dict[str, Tensor]:

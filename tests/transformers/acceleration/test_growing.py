@@ -61,6 +61,10 @@ class Twin:
         self.check()
         return found
 
+    def updates(self, *numbers: int) -> None:
+        for number in numbers:
+            self.update(number)
+
     def do(self, name: str, *arguments: Any) -> None:
         getattr(self.plain, name)(*arguments)
         getattr(self.growing, name)(*arguments)
@@ -104,8 +108,7 @@ def test_what_was_handed_out_stays(twin: Twin) -> None:
     kept = [x.clone() for pair in given for x in pair]
     held = twin.growing.keys, twin.growing.keys.clone()
     twin.do("crop", -2)
-    twin.update(1)
-    twin.update(1)
+    twin.updates(1, 1)
     assert all(torch.equal(x, y) for x, y in zip([*sum(given, ())], kept, strict=True))
     assert torch.equal(*held)
 
@@ -122,50 +125,40 @@ def test_what_was_handed_out_stays(twin: Twin) -> None:
     ],
 )
 def test_operations_between_steps(twin: Twin, name: str, arguments: tuple[Any, ...]) -> None:
-    for number in (3, 1, 1):
-        twin.update(number)
+    twin.updates(3, 1, 1)
     twin.do(name, *arguments)
-    for number in (1, 1, 2):
-        twin.update(number)
+    twin.updates(1, 1, 2)
 
 
 @pytest.mark.parametrize("name", ["keys", "values"])
 def test_keys_or_values_that_are_replaced(twin: Twin, name: str) -> None:
-    for number in (3, 1, 1):
-        twin.update(number)
+    twin.updates(3, 1, 1)
     for layer in (twin.plain, twin.growing):
         setattr(layer, name, 2 * getattr(layer, name))
-    for number in (1, 1):
-        twin.update(number)
+    twin.updates(1, 1)
     for layer in (twin.plain, twin.growing):
         getattr(layer, name).data = torch.zeros_like(getattr(layer, name))
-    for number in (1, 1):
-        twin.update(number)
+    twin.updates(1, 1)
 
 
 def test_other_batches(twin: Twin) -> None:
-    for number in (3, 1, 1):
-        twin.update(number)
+    twin.updates(3, 1, 1)
     twin.do("batch_repeat_interleave", 2)
     twin.update(1, batch=4)
     twin.update(1, batch=4)
     twin.do("batch_select_indices", torch.tensor([0, 3]))
-    twin.update(1)
-    twin.update(1)
+    twin.updates(1, 1)
 
 
 @torch.no_grad()
 def test_a_rollback_of_a_window() -> None:
     twin = Twin("window")
-    for number in (9, 1, 1):
-        twin.update(number)
+    twin.updates(9, 1, 1)
     twin.do("activate_past_recording")
-    for number in (4, 1):
-        twin.update(number)
+    twin.updates(4, 1)
     twin.do("crop", -3)
     twin.growing.record_past = twin.plain.record_past = False
-    for number in (1, 1, 5):
-        twin.update(number)
+    twin.updates(1, 1, 5)
 
 
 def test_tokens_of_another_dtype(twin: Twin) -> None:
@@ -195,8 +188,7 @@ def test_a_pass_with_gradients_may_follow_by_one_without(twin: Twin) -> None:
     with torch.enable_grad():
         keys, _ = twin.update(1)
         total = (query @ keys.mT).sum()
-    twin.update(1)
-    twin.update(1)
+    twin.updates(1, 1)
     total.backward()
     assert torch.equal(query.grad, keys.sum(2, keepdim=True))
 
@@ -204,18 +196,15 @@ def test_a_pass_with_gradients_may_follow_by_one_without(twin: Twin) -> None:
 def test_inference_mode_may_end_between_steps(twin: Twin) -> None:
     with torch.inference_mode():
         twin.update(3)
-        twin.update(1)
-        twin.update(1)
-    twin.update(1)
-    twin.update(1)
+        twin.updates(1, 1)
+    twin.updates(1, 1)
     with torch.inference_mode():
         twin.update(1)
 
 
 @pytest.mark.parametrize("copied", [copy, deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_copies_update_as_transformers_does(twin: Twin, copied: Callable[[Any], Any]) -> None:
-    for number in (9, 1, 1):
-        twin.update(number)
+    twin.updates(9, 1, 1)
     found = copied(twin.growing)
     assert type(found) is type(twin.plain)
     twin.update(1)  # which the copy does not see

@@ -12,20 +12,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from transformers import PreTrainedModel, XLNetConfig, XLNetModel
+from transformers import PreTrainedModel
 
-from posenc.attention import api
 from posenc.errors import ArgumentError
 from posenc.transformers.acceleration import restore
 from posenc.transformers.acceleration.accelerated import Accelerated
-from posenc.transformers.acceleration.families import page
-from tests.transformers.acceleration.case import Case
+from tests.support.tiny_models import build
 from tests.transformers.acceleration.cases import CASES
-from tests.transformers.acceleration.cases.xlnet import SIZES as XLNET
+from tests.transformers.acceleration.cases.texts import XLNET
 from tests.transformers.acceleration.test_laws import (
     FIRST,
     accelerated,
     one_a_way,
+    posenc_calls,
     put_under,
     require_near,
 )
@@ -42,24 +41,8 @@ def hooked(model: PreTrainedModel) -> None:
         hooks.add_hook_to_module(module, hooks.AlignDevicesHook("cpu"))
 
 
-def posenc_calls(case: Case, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Number of times that posenc computes attention, or writes its bias, in a pass."""
-    calls = []
-    where, name = (page, "dense_attention") if case.written else (api, "choose")
-    function = getattr(where, name)
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        calls.append(name)
-        return function(*arguments, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(where, name, counted)
-        case.outputs(model)
-    return len(calls)
-
-
 @one_a_way
-def test_hooks_before(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_before(key: str) -> None:
     case = CASES[key]
     model = case.model()
     outputs = case.outputs(model)
@@ -67,30 +50,30 @@ def test_hooks_before(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put_under(model)
     copied = copy.deepcopy(model)
     require_near(case.outputs(model), outputs, case.relative)
-    assert posenc_calls(case, model, monkeypatch) > 0
+    assert posenc_calls(case, model) > 0
     restore(model)
-    assert posenc_calls(case, model, monkeypatch) == 0
+    assert posenc_calls(case, model) == 0
     for a, b in zip(case.outputs(model), outputs, strict=True):
         assert torch.equal(a, b)
-    assert posenc_calls(case, copied, monkeypatch) > 0
+    assert posenc_calls(case, copied) > 0
     hooks.remove_hook_from_module(copied, recurse=True)
     require_near(case.outputs(copied), outputs, case.relative)
 
 
 @one_a_way
-def test_hooks_after(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_after(key: str) -> None:
     case = CASES[key]
     model = case.model()
     outputs = case.outputs(model)
     put_under(model, check=False)
     hooked(model)
-    assert posenc_calls(case, model, monkeypatch) > 0
+    assert posenc_calls(case, model) > 0
     restore(model)
     for a, b in zip(case.outputs(model), outputs, strict=True):
         assert torch.equal(a, b)
     hooks.remove_hook_from_module(model, recurse=True)
     put_under(model, check=False)
-    assert posenc_calls(case, model, monkeypatch) > 0
+    assert posenc_calls(case, model) > 0
 
 
 class Arrived(Exception):
@@ -122,28 +105,24 @@ def test_layers_on_two_devices(key: str) -> None:
         case.outputs(model)
 
 
-@pytest.mark.parametrize("key", ["mpnet-model", "swin-model", "t5-eager", "udop-eager"])
-def test_offloaded_weights(key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "under_others"),
+    [
+        *((key, False) for key in ("mpnet-model", "swin-model", "t5-eager", "udop-eager")),
+        ("mpnet-model", True),
+    ],
+)
+def test_offloaded_weights(key: str, under_others: bool) -> None:
+    """accelerate makes one hook of several on a module, which moves inputs as one of them does."""
     case = CASES[key]
     model = case.model()
     outputs = case.outputs(model)
-    big_modeling.cpu_offload(model)
-    report = put_under(model)
-    assert report.difference is not None
-    assert report.accelerated > 0
-    require_near(case.outputs(model), outputs, case.relative)
-
-
-def test_offloaded_weights_under_other_hooks() -> None:
-    """accelerate makes one hook of several on a module, which moves inputs as one of them does."""
-    case = CASES["mpnet-model"]
-    model = case.model()
-    outputs = case.outputs(model)
-    for module in model.modules():
+    for module in model.modules() if under_others else ():
         hooks.add_hook_to_module(module, hooks.ModelHook())
     big_modeling.cpu_offload(model)
     report = put_under(model)
     assert report.difference is not None
+    assert report.accelerated > 0
     require_near(case.outputs(model), outputs, case.relative)
 
 
@@ -161,7 +140,7 @@ def wrapped(model: PreTrainedModel) -> PreTrainedModel:
 
 def test_other_methods_in_place_of_a_module_s_are_refused() -> None:
     torch.manual_seed(0)
-    model = XLNetModel(XLNetConfig(**XLNET)).eval()
+    model = build("XLNetModel", XLNET).eval()
     ids = torch.arange(20).view(2, 10)
     expected = model(ids)[0]
     with pytest.raises(ArgumentError, match="XLNetModel whose forward was replaced"):

@@ -12,64 +12,33 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import (
-    Aimv2TextModel,
-    AlignTextModel,
-    AutoConfig,
-    AutoModel,
-    BloomConfig,
-    BloomModel,
-    ClapTextModel,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
 
 from posenc.errors import ArgumentError
-from posenc.transformers.acceleration import accelerate
-from posenc.transformers.acceleration.accelerated import (
-    SETTINGS,
-    AccelerateSettings,
-    _traits,
-    is_on_interface,
-)
+from posenc.transformers.acceleration import accelerate, accelerated
 from posenc.transformers.acceleration.interface import BOUNDARIES, REFUSED_OPTIONS, attention, mask
-from posenc.transformers.acceleration.masks import attended_keys
+from tests.support.tiny_models import build
 from tests.support.versions import needs_model_type
-from tests.transformers.acceleration.case import VOCABULARY, texts
-from tests.transformers.acceleration.cases.bloom import SIZES as BLOOM
+from tests.transformers.acceleration.case import VOCABULARY, Case, texts
+from tests.transformers.acceleration.cases.texts import BLOOM
 
 pytestmark = pytest.mark.usefixtures("at_all_lengths")
 
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+TOKENS = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "pad_token_id": 0}
+SIZES: dict[str, Any] = TOKENS | {"hidden_size": 32, "intermediate_size": 48}
+SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4, "bos_token_id": 1, "eos_token_id": 2}
 GROUPED = SIZES | {"num_key_value_heads": 2, "head_dim": 8}
-ALTERNATING = GROUPED | {
-    "sliding_window": 7,
-    "layer_types": ["sliding_attention", "full_attention"],
-}
+ALTERNATING = GROUPED | {"sliding_window": 7}
+ALTERNATING |= {"layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
-PAIR: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "decoder_start_token_id": 2,
-} | {
-    f"{side}_{size}": number
-    for side in ("encoder", "decoder")
-    for size, number in (("layers", 2), ("ffn_dim", 48), ("attention_heads", 4))
-}
+PAIR: dict[str, Any] = TOKENS | {"d_model": 32, "decoder_start_token_id": 2}
+for side in ("encoder", "decoder"):
+    PAIR |= {f"{side}_layers": 2, f"{side}_ffn_dim": 48, f"{side}_attention_heads": 4}
 VISION = SIZES | {"image_size": 16, "patch_size": 8, "projection_dim": 32}
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 8}
+CHUNKS = {"intermediate_size_mlp": 48, "attention_chunk_size": 8, "no_rope_layers": [1, 0]}
+SEEING = VISION | {"model_type": "siglip_vision_model"}
+PALIGEMMA = {"text_config": GROUPED | {"model_type": "gemma"}, "vision_config": SEEING}
+T5GEMMA = {"encoder": {"text_config": ALTERNATING, "vision_config": VISION}, "decoder": ALTERNATING}
 INDEXER = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 4}
 
 SERVED: dict[str, dict[str, Any]] = {
@@ -85,28 +54,16 @@ SERVED: dict[str, dict[str, Any]] = {
     "gemma3_text": ALTERNATING,
     "gpt_oss": ALTERNATING | EXPERTS,
     "llama": GROUPED,
-    "llama4_text": GROUPED
-    | EXPERTS
-    | {"intermediate_size_mlp": 48, "attention_chunk_size": 8, "no_rope_layers": [1, 0]},
+    "llama4_text": GROUPED | EXPERTS | CHUNKS,
     "mistral": GROUPED | {"sliding_window": 7},
     "modernbert": SIZES | {"local_attention": 8, "global_attn_every_n_layers": 2},
     "nllb-moe": PAIR | {"num_experts": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
-    "paligemma": {
-        "text_config": GROUPED | {"model_type": "gemma"},
-        "vision_config": VISION | {"model_type": "siglip_vision_model"},
-        "image_token_index": 59,
-        "hidden_size": 32,
-    },
+    "paligemma": {**PALIGEMMA, "image_token_index": 59, "hidden_size": 32},
     "pegasus_x": PAIR | {"num_global_tokens": 4, "block_size": 8},
     "qwen3_moe": GROUPED | EXPERTS | {"moe_intermediate_size": 24},
     "siglip_vision_model": VISION,
     "splinter": SIZES | {"question_token_id": 5},
-    "t5gemma2": {
-        "encoder": {"text_config": ALTERNATING, "vision_config": VISION},
-        "decoder": ALTERNATING,
-        "image_token_index": 59,
-        "eoi_token_index": 58,
-    },
+    "t5gemma2": {**T5GEMMA, "image_token_index": 59, "eoi_token_index": 58},
 }
 """Types of models, with their sizes."""
 
@@ -121,27 +78,25 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 """Types, with the option or the type that the error names, and their sizes."""
 
 TEXT_ALONE = {
-    "aimv2_text_model": Aimv2TextModel,
-    "align_text_model": AlignTextModel,
-    "clap_text_model": ClapTextModel,
+    "aimv2_text_model": transformers.Aimv2TextModel,
+    "align_text_model": transformers.AlignTextModel,
+    "clap_text_model": transformers.ClapTextModel,
 }
 """Parts of models, which AutoModel does not make."""
 
 
-def model_of(kind: str, options: dict[str, Any], implementation: str) -> PreTrainedModel:
+def model_of(
+    kind: str, options: dict[str, Any], implementation: str
+) -> transformers.PreTrainedModel:
     """A model with weights away from zero, the same for every implementation."""
-    config = AutoConfig.for_model(kind, **options)
-    make = TEXT_ALONE[kind]._from_config if kind in TEXT_ALONE else AutoModel.from_config
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model: PreTrainedModel = make(config, attn_implementation=implementation).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    config = transformers.AutoConfig.for_model(kind, **options)
+    make = (
+        TEXT_ALONE[kind]._from_config if kind in TEXT_ALONE else transformers.AutoModel.from_config
+    )
+    return Case(lambda: make(config, attn_implementation=implementation)).model()
 
 
-def outputs_of(model: PreTrainedModel, *, padded: bool) -> Tensor:
+def outputs_of(model: transformers.PreTrainedModel, *, padded: bool) -> Tensor:
     """Last hidden states, zero for padding."""
     if model.main_input_name == "pixel_values":
         image = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
@@ -241,14 +196,14 @@ def test_nothing_is_causal_without_a_mask() -> None:
 @pytest.mark.parametrize("backend", ["reference", "blockwise", "native"])
 def test_outputs_are_contiguous(backend: str) -> None:
     module = nn.Identity()
-    module.__dict__[SETTINGS] = AccelerateSettings(backend)
+    module.__dict__[accelerated.SETTINGS] = accelerated.AccelerateSettings(backend)
     for seen in (None, mask(2, 40, 40)):
         assert attention(module, *heads(40, 40), seen)[0].is_contiguous()
 
 
 def test_accelerated_models_see_what_their_config_says() -> None:
     """A decoder made to see both ways, as its config can ask."""
-    model = BloomModel(BloomConfig(**BLOOM)).eval()
+    model = build("BloomModel", BLOOM).eval()
     model.config.is_causal = False
     with torch.no_grad():
         expected = model(**texts()).last_hidden_state
@@ -258,24 +213,13 @@ def test_accelerated_models_see_what_their_config_says() -> None:
     torch.testing.assert_close(found.where(rows, 0), expected.where(rows, 0))
 
 
-def test_biases_of_keys_are_not_padding() -> None:
-    """Numbers added to all queries' logits, of which only the lowest hides a key."""
-    lowest = torch.finfo(torch.float32).min
-    row = torch.tensor([0.0, -1.0, -10_000.0, lowest, 2.0])
-    for bias in (row, row[:3], torch.tensor([0.0, -1e-3]), torch.tensor([0.0, 5.0])):
-        added = bias.expand(2, 1, len(bias), -1)
-        assert attended_keys(added) is added
-    hidden = torch.tensor([0.0, lowest, float("-inf")]).expand(1, 1, 3, -1)
-    assert torch.equal(attended_keys(hidden), torch.tensor([[True, False, False]]))
-
-
 def test_a_config_that_several_models_share() -> None:
     """Some of transformers' are of models on the interface and of models that are not."""
 
-    class Shared(PreTrainedConfig):
+    class Shared(transformers.PreTrainedConfig):
         model_type = "shared"
 
-    class OnInterface(PreTrainedModel):
+    class OnInterface(transformers.PreTrainedModel):
         config_class = Shared
         _supports_sdpa = True
 
@@ -291,9 +235,9 @@ def test_a_config_that_several_models_share() -> None:
             return False
 
     assert issubclass(Eager, OnInterface)
-    assert _traits(Shared) == (True, False)
+    assert accelerated._traits(Shared) == (True, False)
 
-    class Refused(PreTrainedConfig):
+    class Refused(transformers.PreTrainedConfig):
         model_type = "refused"
 
     class Own(Eager):
@@ -301,5 +245,5 @@ def test_a_config_that_several_models_share() -> None:
 
     members = {"__module__": "torch", "_can_set_attn_implementation": lambda: True}
     sharded = type("Sharded", (Own,), members)
-    assert not is_on_interface(sharded)
-    assert _traits(Refused) == (False, False)
+    assert not accelerated.is_on_interface(sharded)
+    assert accelerated._traits(Refused) == (False, False)

@@ -24,12 +24,6 @@ from transformers.masking_utils import (
 
 from posenc.transformers.acceleration import accelerate, interface, masks
 from posenc.transformers.acceleration.interface import attention, keys_mask, mask
-from posenc.transformers.acceleration.masks import (
-    LazyMask,
-    attended_keys,
-    pairs_behind,
-    written_out,
-)
 from posenc.transformers.acceleration.routing import dense_attention
 from tests.transformers.acceleration.cases import CASES
 from tests.transformers.acceleration.test_interface import SERVED, heads, model_of
@@ -102,8 +96,7 @@ def test_masks_stand_for_the_pairs_of_their_function(
     call: Any = (2, *place, FUNCTIONS[name], padding)
     expected = sdpa_mask(*call, allow_is_causal_skip=False)
     made = mask(*call)
-    pairs = pairs_behind(made)
-    assert pairs is not None
+    pairs = masks.pairs_behind(made)
     assert torch.equal(pairs.dense, expected)
     assert pairs.grid is not None or name in UNKNOWN
     if pairs.grid is not None:
@@ -135,9 +128,7 @@ def test_masks_of_one_query_are_broadcast() -> None:
 
 def test_static_caches_give_the_first_query_as_a_tensor() -> None:
     call: Any = (2, 2, 12, torch.tensor(6))
-    made = pairs_behind(mask(*call))
-    assert made is not None
-    assert made.grid is not None
+    made = masks.pairs_behind(mask(*call))
     assert made.grid.shift == -6
     assert torch.equal(made.dense, sdpa_mask(*call, allow_is_causal_skip=False))
 
@@ -145,23 +136,23 @@ def test_static_caches_give_the_first_query_as_a_tensor() -> None:
 REACH = 3
 """Size of the window of ``by_global``."""
 
+Function = Callable[..., Any]
 
-def by_default(size: int) -> Callable[..., Any]:
+
+def by_default(size: int) -> Function:
     return lambda row, head, query, key, size=size: (key > query - size) & (key <= query)
 
 
-def by_keyword(size: int) -> Callable[..., Any]:
+def by_keyword(size: int) -> Function:
     return lambda row, head, query, key, *, size=size: (key > query - size) & (key <= query)
 
 
-def by_global(size: int) -> Callable[..., Any]:
+def by_global(size: int) -> Function:
     return lambda row, head, query, key: (key > query - REACH) & (key <= query)
 
 
-def by_inner_global(size: int) -> Callable[..., Any]:
-    return lambda *indices: (lambda row, head, query, key: by_global(0)(row, head, query, key))(
-        *indices
-    )
+def by_inner_global(size: int) -> Function:
+    return lambda *indices: (lambda *inner: by_global(0)(*inner))(*indices)
 
 
 @pytest.mark.parametrize("make", [by_default, by_keyword, by_global, by_inner_global])
@@ -172,9 +163,7 @@ def test_functions_are_told_apart_by_all_that_they_read(
     lag = torch.arange(12).unsqueeze(1) - torch.arange(12)
     for size in (3, 5):
         monkeypatch.setitem(globals(), "REACH", size)
-        made = pairs_behind(mask(2, 12, 12, 0, 0, make(size)))
-        assert made is not None
-        assert made.grid is not None
+        made = masks.pairs_behind(mask(2, 12, 12, 0, 0, make(size)))
         expected = (lag >= 0) & (lag < size)
         assert torch.equal(made.grid.visible.expand(2, 1, 12, 12), expected.expand(2, 1, -1, -1))
 
@@ -187,8 +176,7 @@ def test_masks_that_no_layer_reads_cost_nothing() -> None:
         calls.append(len(calls))
         return causal_mask_function(row, head, query, key)
 
-    made = pairs_behind(mask(2, 5, 12, 7, 0, function))
-    assert made is not None
+    made = masks.pairs_behind(mask(2, 5, 12, 7, 0, function))
     assert not calls
     assert made.grid is not None
     first = len(calls)
@@ -201,10 +189,10 @@ def test_masks_that_hide_nothing_are_not_added_to_biases(
     padded: bool, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside a bias each layer would write one out for all pairs of all rows."""
-    masks = []
+    read = []
 
     def recorded(*given: Any, **options: Any) -> Any:
-        masks.append(given[4])
+        read.append(given[4])
         return dense_attention(*given, **options)
 
     monkeypatch.setattr(interface, "dense_attention", recorded)
@@ -213,8 +201,8 @@ def test_masks_that_hide_nothing_are_not_added_to_biases(
     bias = torch.randn(1, 4, 12, 12)
     given = (2, 12, 12, 0, 0, function, PADDING if padded else None)
     got, _ = attention(nn.Identity(), q, k, v, mask(*given), position_bias=bias)
-    assert (masks[0] is None) == (not padded and not causal)
-    seen = written_out(mask(*given))
+    assert (read[0] is None) == (not padded and not causal)
+    seen = masks.written_out(mask(*given))
     expected, _ = dense_attention(q, k, v, bias, seen, dropout=0.0, scale=None)
     torch.testing.assert_close(got.transpose(1, 2), expected)
 
@@ -242,12 +230,29 @@ def test_keys_that_all_queries_see_alike(lowered: float) -> None:
     """Numbers that lower a logit a little are none of padding."""
     q, k, v = heads(5, 12)
     seen = torch.zeros(2, 1, 5, 12).masked_fill(~PADDING[:, None, None], lowered)
-    keys = attended_keys(seen)
-    assert keys is not None
+    keys = masks.attended_keys(seen)
     assert (keys.dim() == 2) == (lowered < -1.0)
     got = attention(nn.Identity(), q, k, v, keys)[0].transpose(1, 2)
     expected = (q @ k.mT / 8**0.5 + seen).softmax(-1) @ v
     torch.testing.assert_close(got, expected)
+
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+def test_keys_are_read_back_where_all_queries_see_the_same() -> None:
+    """Numbers added to all queries' logits hide a key by the lowest alone."""
+    pairs = PADDING[:, None, None].expand(2, 1, 12, 12)
+    for seen in (pairs, torch.zeros(2, 1, 12, 12).masked_fill(~pairs, LOWEST)):
+        assert torch.equal(masks.attended_keys(seen), PADDING)
+    assert masks.attended_keys(torch.ones(2, 1, 12, 12, dtype=torch.bool)) is None
+    hidden = torch.tensor([0.0, LOWEST, float("-inf")]).expand(1, 1, 3, -1)
+    assert torch.equal(masks.attended_keys(hidden), torch.tensor([[True, False, False]]))
+    causal = torch.ones(12, 12, dtype=torch.bool).tril().expand(2, 1, 12, 12)
+    row = torch.tensor([0.0, -1.0, -10_000.0, LOWEST, 2.0])
+    biases = (row, row[:3], torch.tensor([0.0, -1e-3]), torch.tensor([0.0, 5.0]))
+    for kept in (causal, *(bias.expand(2, 1, len(bias), -1) for bias in biases)):
+        assert masks.attended_keys(kept) is kept
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float64])
@@ -264,22 +269,26 @@ def test_masks_are_what_a_model_reads(dtype: torch.dtype) -> None:
         return masks.carrying(pairs, (2, 1, 6, 6), dtype, torch.device("cpu"))
 
     carried = made()
-    assert isinstance(carried, LazyMask)
+    assert isinstance(carried, masks.LazyMask)
     assert (carried.shape, carried.dtype) == (expected.shape, dtype)
-    assert pairs_behind(carried.to("cpu").contiguous()) is not None
+    assert masks.pairs_behind(carried.to("cpu").contiguous()) is not None
     assert torch.equal(torch.cat([carried, carried], -1)[..., :6], expected)
     changed = made()
     changed[:, :, :, 2] = expected[:, :, :1, 5]
     q, k, v = heads(6, 6)
     q, k, v = (x.double() for x in (q, k, v))
-    for seen, numbers in ((made(), expected), (carried, expected), (changed, written_out(changed))):
+    for seen, numbers in (
+        (made(), expected),
+        (carried, expected),
+        (changed, masks.written_out(changed)),
+    ):
         logits = q @ k.mT / 8**0.5
         logits = logits.masked_fill(~numbers, -1e300) if dtype == torch.bool else logits + numbers
         got = attention(nn.Identity(), q, k, v, seen)[0].transpose(1, 2)
         rows = visible.any(-1, keepdim=True)
         torch.testing.assert_close(got.where(rows, 0), (logits.softmax(-1) @ v).where(rows, 0))
-    assert pairs_behind(changed) is None
-    assert not torch.equal(written_out(changed), expected)
+    assert masks.pairs_behind(changed) is None
+    assert not torch.equal(masks.written_out(changed), expected)
 
 
 def test_masks_in_a_compiled_graph() -> None:

@@ -48,15 +48,8 @@ class FirstOutput(nn.Module):
 def require_same_in_onnxruntime(case: Case, folder: Path, *, dynamo: bool) -> None:
     """The written graph gives what the model gives, for other padding too."""
     model, inputs, path = FirstOutput(case).eval(), case.inputs(), folder / "model.onnx"
-    torch.onnx.export(
-        model,
-        tuple(inputs.values()),
-        path,
-        input_names=model.names,
-        opset_version=18,
-        dynamo=dynamo,
-        verbose=False,
-    )
+    how = {"input_names": model.names, "opset_version": 18, "dynamo": dynamo}
+    torch.onnx.export(model, tuple(inputs.values()), path, verbose=False, **how)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     others = dict(inputs)
     if "attention_mask" in others:

@@ -106,7 +106,7 @@ def test_layers_read_a_cache_however_it_is_passed(key: str, shortest: int) -> No
         calls.append((module, kept((arguments, options))))
 
     def held(module: nn.Module) -> bool:
-        return cache_name(names_of(type(module).original.forward)) is not None  # type: ignore[attr-defined]
+        return cache_name(names_of(type(module).original.forward)) is not None
 
     ids = torch.arange(3, 21).unsqueeze(0)
     cache = DynamicCache(config=model.config)
@@ -118,9 +118,8 @@ def test_layers_read_a_cache_however_it_is_passed(key: str, shortest: int) -> No
         handle.remove()
     assert calls
     for module, call in calls:
-        names = names_of(type(module).original.forward)  # type: ignore[attr-defined]
+        names = names_of(type(module).original.forward)
         own = cache_name(names)
-        assert own is not None
         passed = next(name for name, x in call[1].items() if isinstance(x, Cache))
         ways = [call, by_position(renamed(call, passed, own), names, own)]
         ways += [renamed(call, passed, name) for name in CACHES]

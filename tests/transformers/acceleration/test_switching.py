@@ -1,4 +1,4 @@
-"""Models on transformers' attention interface: switched, restored, and in the hands of clients."""
+"""Models on transformers' attention interface: switched, restored, and with caches."""
 
 from __future__ import annotations
 
@@ -10,14 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    DataCollatorWithFlattening,
-    DynamicCache,
-    PreTrainedModel,
-)
 from transformers.cache_utils import Cache, QuantizedLayer
 
 from posenc.errors import ArgumentError, BackendRefusal
@@ -28,6 +22,7 @@ from tests.support.caches import given
 from tests.support.versions import fault_before
 from tests.testing.tiny_models import LENGTH, WINDOW, inputs_of, tiny_config
 from tests.testing.transformers_sweep import EQUAL, REFUSED, outcome
+from tests.transformers.acceleration.case import Case
 
 WINDOWED = ("gemma3_text", "gpt_oss", "gemma2", "llama4_text", "mistral")
 UNMASKED_CHUNKS = fault_before("transformers", "5.20", "static caches pass chunks an unknown mask")
@@ -37,6 +32,7 @@ KINDS = (
     *("t5", "t5gemma2", "vit", "whisper", *WINDOWED),
 )
 PATTERNS: set[str] = set()
+assert 2 * WINDOW < LENGTH, "the windows of the models hide most of the keys"
 
 
 @pytest.fixture(autouse=True)
@@ -57,17 +53,12 @@ def test_options_of_unknown_meaning_are_refused() -> None:
     assert outcome("deepseek_v32", PATTERNS)[0] == REFUSED
 
 
-def causal(kind: str) -> PreTrainedModel:
+def causal(kind: str) -> transformers.PreTrainedModel:
     """A causal LM with weights away from zero."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            tiny_config(kind), attn_implementation="eager"
-        ).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    options = {"attn_implementation": "eager"}
+    return Case(
+        lambda: transformers.AutoModelForCausalLM.from_config(tiny_config(kind), **options)
+    ).model()
 
 
 def served(model: nn.Module) -> nn.Module:
@@ -78,15 +69,16 @@ def served(model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("kind", ["gemma3", "gpt_oss"])
 def test_restored_models_are_what_they_were(kind: str, tmp_path: Path) -> None:
-    model = AutoModel.from_config(
-        tiny_config(kind), attn_implementation="sdpa" if kind == "gemma3" else "eager"
-    ).eval()
-    configs = [m.config for m in model.modules() if isinstance(m, PreTrainedModel)]
-    before = [config._attn_implementation for config in configs]
+    def implementations(model: nn.Module) -> list[str]:
+        parts = [m for m in model.modules() if isinstance(m, transformers.PreTrainedModel)]
+        return [part.config._attn_implementation for part in parts]
+
+    own = "sdpa" if kind == "gemma3" else "eager"
+    model = transformers.AutoModel.from_config(tiny_config(kind), attn_implementation=own).eval()
+    before = implementations(model)
     saved, state = model.config.to_dict(), {k: v.clone() for k, v in model.state_dict().items()}
     expected = model(**inputs_of(model))[0]
     report = accelerate(model)
-    assert report.difference is not None
     assert report.difference < 1e-5
     assert report.accelerated > 0
     assert "a window from -6 to 0" in str(report)
@@ -99,10 +91,7 @@ def test_restored_models_are_what_they_were(kind: str, tmp_path: Path) -> None:
         torch.testing.assert_close(x(**inputs_of(x))[0], expected, rtol=1e-4, atol=1e-5)
         accelerate(x)  # changes nothing
         restore(x)
-        found = [
-            m.config._attn_implementation for m in x.modules() if isinstance(m, PreTrainedModel)
-        ]
-        assert found == before
+        assert implementations(x) == before
         assert torch.equal(x(**inputs_of(x))[0], expected)
 
 
@@ -120,10 +109,10 @@ def test_settings_follow_copies_and_hold_in_graphs() -> None:
             x(**inputs_of(model))
         assert x(inputs_of(model)["input_ids"][:, : LENGTH - 1]).logits.isfinite().all()
     module = model.get_submodule("model.layers.0.self_attn")
-    compiled = torch.compile(
+    shortest = torch.compile(
         lambda x: x + settings_of(module).shortest, backend="eager", fullgraph=True
     )
-    assert int(compiled(torch.tensor(0))) == LENGTH
+    assert int(shortest(torch.tensor(0))) == LENGTH
 
 
 def test_another_implementation_may_follow_and_precede() -> None:
@@ -175,17 +164,10 @@ def test_the_report_says_what_is_gained_where() -> None:
 def decoded(model: Any, mask: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
     """Greedy tokens and their logits, after prompts of which some are padded on the left."""
     ids = torch.randint(3, 100, (2, 23), generator=torch.Generator().manual_seed(0))
-    found = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids) if mask is None else mask,
-        max_new_tokens=12,
-        do_sample=False,
-        eos_token_id=None,
-        output_logits=True,
-        return_dict_in_generate=True,
-        disable_compile=True,
-        **options,
-    )
+    options["attention_mask"] = torch.ones_like(ids) if mask is None else mask
+    greedy = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    told = {"output_logits": True, "return_dict_in_generate": True, "disable_compile": True}
+    found = model.generate(ids, **greedy, **told, **options)
     return found.sequences, torch.stack(found.logits)
 
 
@@ -197,11 +179,9 @@ LEFT[1, :9] = 0
 @pytest.mark.parametrize(
     ("kind", "cache"),
     [
-        pytest.param(
-            kind, cache, marks=[UNMASKED_CHUNKS] * (kind == "llama4_text" and cache is not None)
-        )
-        for kind in WINDOWED
-        for cache in (None, "static")
+        *((kind, None) for kind in WINDOWED),
+        *((kind, "static") for kind in WINDOWED if kind != "llama4_text"),
+        pytest.param("llama4_text", "static", marks=UNMASKED_CHUNKS),
     ],
 )
 def test_caches(kind: str, cache: str | None, padding: Tensor | None) -> None:
@@ -230,9 +210,8 @@ def test_quantised_caches(kind: str) -> None:
     model = causal(kind)
 
     def cache() -> Cache:
-        return Cache(
-            layers=[Rounded(residual_length=8) for _ in range(model.config.num_hidden_layers)]
-        )
+        layers = model.config.num_hidden_layers
+        return Cache(layers=[Rounded(residual_length=8) for _ in range(layers)])
 
     tokens, logits = decoded(model, LEFT, **given(model, cache()))
     found, got = decoded(served(model), LEFT, **given(model, cache()))
@@ -244,7 +223,7 @@ def test_quantised_caches(kind: str) -> None:
 def test_decoding_slides_without_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers with windows are left to PyTorch's kernel while they decode; those with sinks not."""
     model: Any = served(causal("mistral"))
-    ids, cache = torch.randint(3, 100, (1, 30)), DynamicCache(config=model.config)
+    ids, cache = torch.randint(3, 100, (1, 30)), transformers.DynamicCache(config=model.config)
     model(ids, **given(model, cache))
     with recorded() as calls:
         model(ids[:, :1], **given(model, cache))
@@ -270,7 +249,7 @@ def test_packed_positions(kind: str) -> None:
 def test_rows_with_the_boundaries_of_flash_attention(lengths: tuple[int, ...]) -> None:
     model: Any = causal("mistral")
     ids = inputs_of(model)["input_ids"][0].split(lengths)
-    collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
     batch = collate([{"input_ids": part.tolist()} for part in ids])
     expected = model(**batch, use_cache=False)
     found = served(model)(**batch, use_cache=False)
@@ -304,15 +283,16 @@ def test_masks_and_weights_of_users() -> None:
     served(model)
     for shown in (masked, additive):
         torch.testing.assert_close(model(**shown).logits, expected, rtol=1e-4, atol=1e-4)
-    for mine, theirs in zip(
-        model(**inputs, output_attentions=True).attentions, weights, strict=True
-    ):
+    found = model(**inputs, output_attentions=True).attentions
+    for mine, theirs in zip(found, weights, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["gpt_oss", "gemma2", "modernbert"])
 def test_gradient_checkpointing_and_half_precision(kind: str) -> None:
-    model = AutoModel.from_config(tiny_config(kind), attn_implementation="eager").train()
+    model = transformers.AutoModel.from_config(
+        tiny_config(kind), attn_implementation="eager"
+    ).train()
 
     def gradients() -> list[Tensor]:
         model.zero_grad()
@@ -328,58 +308,8 @@ def test_gradient_checkpointing_and_half_precision(kind: str) -> None:
     half = deepcopy(model).to(torch.bfloat16).eval()
     restore(model.eval())
     found = served(half)(**inputs_of(half)).last_hidden_state.float()
-    torch.testing.assert_close(
-        found, model(**inputs_of(model)).last_hidden_state, rtol=0.2, atol=0.2
-    )
-
-
-@pytest.mark.parametrize("first", ["accelerate", "peft"])
-def test_adapters_before_and_after(first: str) -> None:
-    peft = pytest.importorskip("peft")
-    model = causal("mistral")
-    inputs = inputs_of(model)
-    options = peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        expected = peft.get_peft_model(deepcopy(model), options)(**inputs).logits
-    model = served(model) if first == "accelerate" else model
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        adapted = peft.get_peft_model(model, options)
-    adapted = served(adapted) if first == "peft" else adapted
-    found = adapted(**inputs)
-    torch.testing.assert_close(found.logits, expected, rtol=1e-4, atol=1e-4)
-    found.logits.sum().backward()
-    assert all(p.grad is not None for n, p in adapted.named_parameters() if "lora" in n)
-
-
-def test_trainer(tmp_path: Path) -> None:
-    from transformers import Trainer, TrainingArguments
-
-    losses = []
-    rows = [{"input_ids": x, "labels": x} for x in torch.randint(3, 100, (4, 20))]
-    for change in (nn.Module.train, served):
-        torch.manual_seed(0)
-        model = causal("gemma2")
-        change(model)
-        arguments = TrainingArguments(
-            str(tmp_path),
-            max_steps=2,
-            per_device_train_batch_size=2,
-            report_to=[],
-            use_cpu=True,
-            save_strategy="no",
-            disable_tqdm=True,
-            logging_strategy="no",
-            seed=0,
-        )
-        losses.append(Trainer(model, arguments, train_dataset=rows).train().training_loss)
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-
-
-def test_windows_are_that_wide() -> None:
-    """The window of the models above hides most of the keys."""
-    assert 2 * WINDOW < LENGTH
+    exact = model(**inputs_of(model)).last_hidden_state
+    torch.testing.assert_close(found, exact, rtol=0.2, atol=0.2)
 
 
 @torch.no_grad()
@@ -388,7 +318,7 @@ def test_masks_of_windows_that_show_nothing(padding: str | None) -> None:
     """Qwen2-MoE makes one of 0 keys for its config without windows, and no layer reads it."""
     config = tiny_config("qwen2_moe")
     config.sliding_window, config.layer_types = 0, ["full_attention"] * config.num_hidden_layers
-    model = AutoModel.from_config(config).eval()
+    model = transformers.AutoModel.from_config(config).eval()
     inputs = inputs_of(model, padding=padding)
     expected = model(**inputs)[0]
     accelerate(model, shortest=0)

@@ -16,16 +16,17 @@ from transformers import PreTrainedModel
 
 from posenc.encoding.prepared import MOST
 from posenc.transformers.acceleration import terms
-from tests.transformers.acceleration.case import whole_sounds, whole_texts
-from tests.transformers.acceleration.cases import funnel, seamless_m4t, wav2vec2_conformer, xlnet
+from tests.transformers.acceleration.case import Case, of, whole_texts
+from tests.transformers.acceleration.cases import sounds
+from tests.transformers.acceleration.cases.texts import BLOCKS, FUNNEL, XLNET
 from tests.transformers.acceleration.test_laws import put_under
 
 Inputs = Callable[[int], dict[str, Tensor]]
+Maker = Callable[..., PreTrainedModel]
 
 
 def features(length: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return {"input_features": torch.randn(2, length, 10, generator=generator)}
+    return {"input_features": sounds.drawn(2, length, 10)}
 
 
 def typed_texts(length: int) -> dict[str, Tensor]:
@@ -33,17 +34,18 @@ def typed_texts(length: int) -> dict[str, Tensor]:
     return inputs | {"token_type_ids": torch.zeros_like(inputs["input_ids"])}
 
 
-FAMILIES: dict[str, tuple[Callable[..., PreTrainedModel], Inputs, str]] = {
-    "wav2vec2_conformer": (
-        wav2vec2_conformer.make,
-        lambda n: whole_sounds(32 * n),
+SOUNDS = of("Wav2Vec2ConformerModel", sounds.CONFORMER), lambda n: sounds.whole_sounds(32 * n)
+FAMILIES: dict[str, tuple[Maker, Inputs, str]] = {
+    "wav2vec2_conformer": (*SOUNDS, "linear_pos.weight"),
+    "seamless_m4t": (
+        of(sounds.SeamlessM4TSpeechEncoder, sounds.SEAMLESS),
+        features,
         "linear_pos.weight",
     ),
-    "seamless_m4t": (seamless_m4t.make, features, "linear_pos.weight"),
-    "xlnet": (xlnet.make, whole_texts, ".r"),
-    "causal xlnet": (lambda: xlnet.make(attn_type="uni"), whole_texts, ".r"),
-    "funnel": (funnel.make, typed_texts, "r_kernel"),
-    "repeated funnel": (funnel.base, typed_texts, "r_kernel"),
+    "xlnet": (of("XLNetModel", XLNET), whole_texts, ".r"),
+    "causal xlnet": (of("XLNetModel", XLNET, attn_type="uni"), whole_texts, ".r"),
+    "funnel": (of("FunnelModel", FUNNEL), typed_texts, "r_kernel"),
+    "repeated funnel": (of("FunnelBaseModel", FUNNEL, **BLOCKS), typed_texts, "r_kernel"),
 }
 
 all_families = pytest.mark.parametrize(
@@ -51,18 +53,9 @@ all_families = pytest.mark.parametrize(
 )
 
 
-def perturbed(make: Callable[..., PreTrainedModel]) -> PreTrainedModel:
-    torch.manual_seed(0)
-    model = make().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
-
-
-def pair(make: Callable[..., PreTrainedModel]) -> tuple[PreTrainedModel, PreTrainedModel]:
+def pair(make: Maker) -> tuple[PreTrainedModel, PreTrainedModel]:
     """A model as it was, and one under which posenc computes."""
-    plain, model = perturbed(make), perturbed(make)
+    plain, model = Case(make).model(), Case(make).model()
     put_under(model, check=False)
     return plain, model
 
@@ -91,13 +84,10 @@ class Projections(TorchFunctionMode):
 @all_families
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_each_layer_keeps_its_projections(
-    make: Callable[..., PreTrainedModel],
-    inputs: Inputs,
-    name: str,
-    context: Callable[[], AbstractContextManager[None]],
+    make: Maker, inputs: Inputs, name: str, context: Callable[[], AbstractContextManager[None]]
 ) -> None:
     """Of one range of positions for many lengths."""
-    model = perturbed(make)
+    model = Case(make).model()
     put_under(model, check=False)
     weights = [x for n, x in model.named_parameters() if n.endswith(name)]
     counts = []
@@ -111,9 +101,7 @@ def test_each_layer_keeps_its_projections(
 
 
 @all_families
-def test_kept_projections_are_those_of_every_length(
-    make: Callable[..., PreTrainedModel], inputs: Inputs, name: str
-) -> None:
+def test_kept_projections_are_those_of_every_length(make: Maker, inputs: Inputs, name: str) -> None:
     plain, model = pair(make)
     with torch.no_grad():
         for length in (24, 17, 40, 24, 33, 16, 9, 70):
@@ -121,13 +109,13 @@ def test_kept_projections_are_those_of_every_length(
                 near(model, plain, inputs(length))
 
 
-def rescaled(model: PreTrainedModel) -> None:
+def rescaled(model: PreTrainedModel, name: str) -> None:
     for module in model.modules():
         if hasattr(module, "pe"):
             module.pe.mul_(0.5)
 
 
-def observed(model: PreTrainedModel) -> None:
+def observed(model: PreTrainedModel, name: str) -> None:
     """Dropout of positions, and layers that project them, with hooks that write to results."""
 
     def write(module: nn.Module, given: Any, result: Tensor) -> None:
@@ -144,39 +132,39 @@ def added(model: PreTrainedModel, name: str) -> None:
             parameter.add_(0.3)
 
 
-def configured(model: PreTrainedModel) -> None:
+def replaced(model: PreTrainedModel, name: str) -> None:
+    for n, parameter in model.named_parameters():
+        parameter.data = parameter.data * 1.5 if n.endswith(name) else parameter.data
+
+
+def configured(model: PreTrainedModel, name: str) -> None:
     model.clamp_len = 5
     model.config.separate_cls = False
 
 
+def widened(model: PreTrainedModel, name: str) -> None:
+    model.double()
+
+
 @all_families
-@pytest.mark.parametrize("changed", ["weights", "data", "table", "hooks", "settings", "dtype"])
+@pytest.mark.parametrize("change", [added, replaced, rescaled, observed, configured, widened])
 def test_changes_are_noticed(
-    make: Callable[..., PreTrainedModel], inputs: Inputs, name: str, changed: str
+    make: Maker, inputs: Inputs, name: str, change: Callable[[PreTrainedModel, str], None]
 ) -> None:
     models, given = pair(make), inputs(24)
     with torch.no_grad():
         for _ in range(4):
             near(models[1], models[0], given)
         for model in models:
-            if changed == "weights":
-                added(model, name)
-            elif changed == "data":
-                for n, parameter in model.named_parameters():
-                    parameter.data = parameter.data * 1.5 if n.endswith(name) else parameter.data
-            elif changed == "dtype":
-                model.double()
-                given = {n: x.double() if x.is_floating_point() else x for n, x in given.items()}
-            else:
-                {"table": rescaled, "hooks": observed, "settings": configured}[changed](model)
+            change(model, name)
+        dtype = next(models[0].parameters()).dtype
+        given = {n: x.to(dtype) if x.is_floating_point() else x for n, x in given.items()}
         for _ in range(4):
             near(models[1], models[0], given)
 
 
 @all_families
-def test_gradients_follow_kept_projections(
-    make: Callable[..., PreTrainedModel], inputs: Inputs, name: str
-) -> None:
+def test_gradients_follow_kept_projections(make: Maker, inputs: Inputs, name: str) -> None:
     plain, model = pair(make)
     with torch.no_grad():
         for _ in range(4):
@@ -187,17 +175,12 @@ def test_gradients_follow_kept_projections(
     found = [(n, x) for n, x in model.named_parameters() if n.endswith(name) and x.grad is not None]
     assert found
     for n, x in found:
-        gradient = expected[n].grad
-        assert gradient is not None
-        assert x.grad is not None
-        bound = 1e-4 * float(gradient.abs().max())
-        torch.testing.assert_close(x.grad, gradient, rtol=0, atol=bound)
+        bound = 1e-4 * float(expected[n].grad.abs().max())
+        torch.testing.assert_close(x.grad, expected[n].grad, rtol=0, atol=bound)
 
 
 @all_families
-def test_autocast_has_projections_of_its_own(
-    make: Callable[..., PreTrainedModel], inputs: Inputs, name: str
-) -> None:
+def test_autocast_has_projections_of_its_own(make: Maker, inputs: Inputs, name: str) -> None:
     plain, model = pair(make)
     with torch.no_grad():
         for single in (True, False, True):
@@ -212,7 +195,7 @@ def test_autocast_has_projections_of_its_own(
 
 @all_families
 def test_nothing_outlives_the_model(
-    make: Callable[..., PreTrainedModel], inputs: Inputs, name: str, monkeypatch: pytest.MonkeyPatch
+    make: Maker, inputs: Inputs, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results, read, reused = [], [], terms.reused_later
 
@@ -224,7 +207,7 @@ def test_nothing_outlives_the_model(
         return result
 
     monkeypatch.setattr(terms, "reused_later", seen)
-    model = perturbed(make)
+    model = Case(make).model()
     put_under(model, check=False)
     with torch.no_grad():
         for length in (24, 24, 24, 40, 40, 70, 70, 140, 140):

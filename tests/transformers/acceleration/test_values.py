@@ -1,4 +1,4 @@
-"""Accelerated models on tensors whose values Python may not read."""
+"""Accelerated models on tensors whose values Python may not read, and differentiated twice."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.func import functional_call, grad, vmap
 
+from posenc.attention import dispatch
 from tests.support.exhaustive import kept_in_suite
 from tests.transformers.acceleration.case import Case
 from tests.transformers.acceleration.cases import CASES
@@ -84,16 +85,8 @@ def gradients(case: Case, model: torch.nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     "key",
     [
-        "beit-model",
-        "deberta-padded",
-        "deberta_v2-v3",
-        "falcon-padded",
-        "funnel-padded",
-        "layoutlmv2-texts",
-        "mpt-padded",
-        "sam-sdpa",
-        "swin-model",
-        "swinv2-model",
+        *("beit-model", "deberta-padded", "deberta_v2-v3", "falcon-padded", "funnel-padded"),
+        *("layoutlmv2-texts", "mpt-padded", "sam-sdpa", "swin-model", "swinv2-model"),
         "xlnet-padded",
     ],
 )
@@ -104,10 +97,8 @@ def test_gradients_for_each_sample(key: str) -> None:
     expected = gradients(case, model)
     put_under(model, check=False)
     got = gradients(case, model)
-    largest = max(float(x.abs().max()) for x in expected.values())
-    for name, gradient in expected.items():
-        bound = 1e-4 * max(float(gradient.abs().max()), 1e-3 * largest)
-        torch.testing.assert_close(got[name], gradient, rtol=0, atol=bound, msg=name)
+    assert got.keys() == expected.keys()
+    require_close(list(got.values()), list(expected.values()))
 
 
 def test_gradients_for_each_sample_where_the_own_masks_forbid_them() -> None:
@@ -124,3 +115,73 @@ def test_gradients_for_each_sample_where_the_own_masks_forbid_them() -> None:
             if parameter.grad is not None:
                 bound = 1e-4 * float(parameter.grad.abs().max()) + 1e-6
                 torch.testing.assert_close(got[name][row], parameter.grad, rtol=0, atol=bound)
+
+
+# Second derivatives
+
+UNDERIVED = ("falcon", "mt5", "seamless")
+"""Families whose own layers, as the cases configure them, have no second derivatives."""
+
+
+def weighed(outputs: list[Tensor]) -> Tensor:
+    sums = [(x * torch.linspace(-1, 1, x.numel()).view(x.shape)).sum() for x in outputs]
+    return sum(sums[1:], sums[0])
+
+
+def second(case: Case, model: torch.nn.Module) -> list[Tensor]:
+    """Gradients of the squares of all gradients."""
+    parameters = list(model.parameters())
+    loss = weighed(case.outputs(model))
+    first = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+    squares = torch.stack([x.square().sum() for x in first if x is not None and x.requires_grad])
+    return list(torch.autograd.grad(squares.sum(), parameters, materialize_grads=True))
+
+
+def require_close(got: list[Tensor], expected: list[Tensor]) -> None:
+    largest = max(float(x.abs().max()) for x in expected)
+    for a, b in zip(got, expected, strict=True):
+        bound = 1e-4 * max(float(b.abs().max()), 1e-3 * largest)
+        torch.testing.assert_close(a, b, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("key", [key for key in FIRST if not key.startswith(UNDERIVED)])
+def test_second_derivatives(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[key]
+    expected = second(case, case.model())
+    monkeypatch.setattr(dispatch, "SMALL", 0)  # as for long inputs
+    model = case.model()
+    put_under(model, check=False)
+    require_close(second(case, model), expected)
+
+
+@pytest.mark.parametrize("backend", ["native", "blockwise", "reference"])
+def test_second_derivatives_through_parts_of_the_keys(backend: str) -> None:
+    """Patches of images attend among themselves, and the class token joins them."""
+    if dispatch.BACKENDS[backend].unavailable(torch.device("cpu")):
+        pytest.skip("kernels are not built")
+    case = CASES["beit-model"]
+    expected, model = second(case, case.model()), case.model()
+    put_under(model, check=False, backend=backend)
+    require_close(second(case, model), expected)
+
+
+def test_second_derivatives_of_functions() -> None:
+    case = CASES["beit-model"]
+    inputs = case.inputs()
+
+    def found(model: torch.nn.Module) -> list[Tensor]:
+        parameters = {name: x.detach() for name, x in model.named_parameters()}
+
+        def loss(parameters: dict[str, Tensor]) -> Tensor:
+            return weighed([functional_call(model, parameters, (), inputs)[0]])
+
+        def squares(parameters: dict[str, Tensor]) -> Tensor:
+            first = grad(loss)(parameters)
+            return torch.stack([x.square().sum() for x in first.values()]).sum()
+
+        return list(grad(squares)(parameters).values())
+
+    expected = found(case.model())
+    model = case.model()
+    put_under(model, check=False)
+    require_close(found(model), expected)

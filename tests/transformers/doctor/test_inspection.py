@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import AutoConfig
 
 from posenc.transformers.doctor.facts import AttentionFacts, LayerReading, RotationFacts
 from posenc.transformers.doctor.inspection import inspect
-from posenc.transformers.doctor.recording import FAR
+from posenc.transformers.doctor.recording import FAR, TOKENS, record
 from tests.transformers.doctor.layers_by_hand import BY_HAND, summary
 
 CHEAP = (
@@ -22,16 +25,9 @@ CHEAP = (
 """Of the models read by hand; ``make sweep-doctor`` runs all. The last has windows as ``gpt_oss``,
 and layers without positions as ``smollm3``."""
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": 0,
-}
+SIZES: dict[str, Any] = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64}
+SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES |= {"max_position_embeddings": 256, "pad_token_id": 0}
 BASE = {"rope_theta": 10000.0, "original_max_position_embeddings": 64}
 SCALED: dict[str, dict[str, Any]] = {
     "default": {},
@@ -88,9 +84,8 @@ def test_heads_of_equal_keys_are_counted_once() -> None:
 
 
 def test_caps_and_windows() -> None:
-    window, full = tiny(
-        "gemma2", head_dim=16, sliding_window=32, attn_logit_softcapping=30.0
-    ).layers
+    sizes = {"head_dim": 16, "sliding_window": 32, "attn_logit_softcapping": 30.0}
+    window, full = tiny("gemma2", **sizes).layers
     assert (window.attention.back, full.attention.back) == (31, None)
     assert window.attention.cap == full.attention.cap == 30
     assert (window.numbers, full.numbers) == ((0,), (1,))
@@ -119,10 +114,8 @@ def test_keys_of_other_layers() -> None:
     sizes = {"head_dim": 16, "num_hidden_layers": 4, "num_kv_shared_layers": 2}
     sizes |= {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8}
     reading = tiny("gemma3n_text", **sizes, layer_types=["full_attention"] * 4, laurel_rank=8)
-    assert [layers.attention.keys_of for layers in reading.layers] == [
-        None,
-        "model.layers.1.self_attn",
-    ]
+    found = [layers.attention.keys_of for layers in reading.layers]
+    assert found == [None, "model.layers.1.self_attn"]
 
 
 def test_biases_of_modules_that_compute_attention_themselves() -> None:
@@ -170,3 +163,66 @@ def test_every_fact_has_a_source() -> None:
     names = {"absolute", "heads", "causal", "bias", "temperature", "rotation", "sinks", "cap"}
     assert names <= set(sources)
     assert sources["causal"] == "mask function"
+
+
+# Calls of attention in modules that use none of transformers' interfaces
+
+
+class OwnAttention(nn.Module):
+    """Softmax of products written out, or PyTorch's function."""
+
+    def __init__(self, *, fused: bool) -> None:
+        super().__init__()
+        self.fused = fused
+        self.query, self.key = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in (self.query(x), self.key(x), x))
+        if self.fused:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            y = (q @ k.mT / 2).softmax(-1) @ v
+        return y.transpose(1, 2).flatten(2)
+
+
+class Shared(nn.Module):
+    """A model that calls one module twice, and softmax elsewhere too."""
+
+    main_input_name, dtype = "input_ids", torch.float32
+    config = SimpleNamespace(is_encoder_decoder=False)
+
+    def __init__(self, *, fused: bool) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(9, 8), nn.Embedding(20, 8)
+        self.attention = OwnAttention(fused=fused)
+
+    def forward(self, input_ids: Tensor, use_cache: Any = None) -> Tensor:
+        at = torch.arange(2, 2 + input_ids.shape[1])
+        x = self.words(input_ids) + self.positions(at)
+        for _ in range(2):
+            x = x + self.attention(x) * x.softmax(-1)
+        return x
+
+
+def test_own_products_and_softmax_are_a_call() -> None:
+    model = Shared(fused=False).eval()
+    recorder = record(model, {})
+    first, second = recorder.calls
+    assert first.module is second.module is model.attention
+    assert first.query.shape == (1, 2, TOKENS, 4)
+    expected = first.query[0] @ first.key[0].mT / 2
+    torch.testing.assert_close(first.logits, expected)
+    assert recorder.tables == {model.positions: (20, 2)}
+
+
+def test_calls_of_the_fused_function() -> None:
+    model = Shared(fused=True).eval()
+    calls = record(model, {}).calls
+    assert [call.module for call in calls] == [model.attention] * 2
+    assert calls[0].options["is_causal"] is True
+    assert calls[0].logits is None
+
+
+def test_silent_products_leave_bias_and_mask() -> None:
+    calls = record(Shared(fused=False).eval(), {}, silent=True).calls
+    assert [bool(call.logits.any()) for call in calls if call.logits is not None] == [False] * 2

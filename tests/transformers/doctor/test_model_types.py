@@ -20,26 +20,20 @@ from tests.support.tiny_models import tiny_config
 from tests.support.versions import needs_model_type
 from tests.transformers.doctor.test_inspection import SIZES, only, tiny
 
-DEBERTA_V3 = {
-    "relative_attention": True,
-    "position_buckets": 256,
-    "norm_rel_ebd": "layer_norm",
-    "share_att_key": True,
-    "pos_att_type": ["p2c", "c2p"],
-    "position_biased_input": False,
-}
+DEBERTA = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+DEBERTA_V3 = DEBERTA | {"position_buckets": 256, "norm_rel_ebd": "layer_norm"}
+DEBERTA_V3 |= {"share_att_key": True, "position_biased_input": False}
 BIASES: dict[str, tuple[str, dict[str, Any]]] = {
     "DeBERTa-v3": ("deberta-v2", DEBERTA_V3),
     "DeBERTa-v2": ("deberta-v2", {**DEBERTA_V3, "norm_rel_ebd": "none"}),
-    "DeBERTa": ("deberta", {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
+    "DeBERTa": ("deberta", DEBERTA),
     "SEW-D": ("sew-d", {"norm_rel_ebd": "layer_norm"}),
 }
 
 
 def self_attention(reading: LayerReading) -> list[Any]:
-    return [
-        layers.attention for layers in reading.layers if layers.attention.kind in ("self", "cross")
-    ]
+    found = [layers.attention for layers in reading.layers]
+    return [facts for facts in found if facts.kind in ("self", "cross")]
 
 
 @pytest.mark.parametrize(("kind", "options"), BIASES.values(), ids=BIASES)
@@ -62,15 +56,9 @@ def test_passes_over_a_layer_are_no_layers() -> None:
     assert only(tiny("bert")).passes == 1
 
 
-DORY = {
-    "num_hidden_layers": 8,
-    "layer_types": ["sliding_attention", "full_attention"] * 4,
-    "n_input_layers": 2,
-    "n_recurrent_layers": 4,
-    "n_output_layers": 2,
-    "sliding_window": 32,
-    "head_dim": 16,
-}
+DORY = {"num_hidden_layers": 8, "layer_types": ["sliding_attention", "full_attention"] * 4}
+DORY |= {"n_input_layers": 2, "n_recurrent_layers": 4, "n_output_layers": 2}
+DORY |= {"sliding_window": 32, "head_dim": 16}
 
 
 @needs_model_type("dory")
@@ -79,12 +67,8 @@ def test_layers_of_dory_that_run_twice(tmp_path: Path) -> None:
     config = AutoConfig.for_model("dory", **SIZES | DORY)
     reading = inspect(config)
     by_numbers = {layers.numbers: layers.attention for layers in reading.layers}
-    assert {n: facts.passes for n, facts in by_numbers.items()} == {
-        (0, 6): 1,
-        (1, 7): 1,
-        (2, 4): 2,
-        (3, 5): 2,
-    }
+    passes = {n: facts.passes for n, facts in by_numbers.items()}
+    assert passes == {(0, 6): 1, (1, 7): 1, (2, 4): 2, (3, 5): 2}
     for numbers, facts in by_numbers.items():
         base, back = (1e4, 31) if numbers[0] % 2 == 0 else (1e7, None)
         assert isinstance(facts.rotation, RotationFacts)
@@ -105,13 +89,9 @@ def test_layers_of_dory_that_run_twice(tmp_path: Path) -> None:
 @needs_model_type("lara_mini")
 def test_only_windows_of_lara_mini_rotate() -> None:
     types = ["linear_attention", "sliding_attention", "full_attention"]
-    config = AutoConfig.for_model(
-        "lara_mini",
-        **SIZES | {"num_hidden_layers": 3, "head_dim": 16, "sliding_window": 8},
-        layer_types=types,
-        num_experts=2,
-        moe_intermediate_size=32,
-    )
+    sizes = {"num_hidden_layers": 3, "head_dim": 16, "sliding_window": 8, "num_experts": 2}
+    sizes |= {"layer_types": types, "moe_intermediate_size": 32}
+    config = AutoConfig.for_model("lara_mini", **SIZES | sizes)
     recurrent, window, full = (layers.attention for layers in inspect(config).layers)
     assert recurrent.kind == "none"
     assert (window.back, full.back, full.rotation) == (7, None, None)

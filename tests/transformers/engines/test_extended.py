@@ -67,18 +67,10 @@ def _without_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def original(family: str, width: int, share: float, **fields: Any) -> dict[str, Any]:
     """Fields of a small model with one head of this width."""
-    config = {
-        "model_type": family,
-        "vocab_size": 8,
-        "hidden_size": width,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-        "num_key_value_heads": 1,
-        "head_dim": width,
-        "intermediate_size": 8,
-        "max_position_embeddings": LENGTH,
-        "hidden_act": "silu",
-    }
+    sizes = {"vocab_size": 8, "hidden_size": width, "head_dim": width, "intermediate_size": 8}
+    counts = dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 1)
+    config = {"model_type": family, "hidden_act": "silu", **sizes, **counts}
+    config["max_position_embeddings"] = LENGTH
     if family == "gpt_neox":
         config |= {"rotary_pct": share, "rotary_emb_base": 10000, "hidden_act": "gelu"}
     else:
@@ -93,30 +85,19 @@ def stretched(
 ) -> tuple[dict[str, Any], Rope | VaryingRope]:
     """The written fields, and the extended encoding."""
     base = config.get("rotary_emb_base") or config["rope_theta"]
-    rope = create(
-        "rope", head_dim=config["head_dim"], base=base, fraction=config.get("rotary_pct", 1.0)
-    )
+    share = config.get("rotary_pct", 1.0)
+    rope = create("rope", head_dim=config["head_dim"], base=base, fraction=share)
     if "rope_scaling" in config:  # linear
         rope = extend(rope, "interpolate", factor=config["rope_scaling"]["factor"])
     extended = extend(rope, method, factor=factor, length=LENGTH, **options)
     (folder / "in").mkdir(parents=True)
     (folder / "in/config.json").write_text(json.dumps(config))
-    model = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.from_pretrained(folder / "in")
-    )
-    model.save_pretrained(folder / "in")
+    read = transformers.AutoConfig.from_pretrained(folder / "in")
+    transformers.AutoModelForCausalLM.from_config(read).save_pretrained(folder / "in")
     spec = "@".join([method, *(f"{name}={value}" for name, value in options.items())])
-    extend_checkpoint(
-        folder / "in",
-        folder / "out",
-        methods=spec,
-        factor=factor,
-        trained_length=LENGTH,
-        report=False,
-    )
-    part = extended.query_key
-    assert isinstance(part, Rope | VaryingRope)
-    return json.loads((folder / "out/config.json").read_text()), part
+    given = {"methods": spec, "factor": factor, "trained_length": LENGTH, "report": False}
+    extend_checkpoint(folder / "in", folder / "out", **given)
+    return json.loads((folder / "out/config.json").read_text()), extended.query_key
 
 
 def rotation(part: Rope | VaryingRope, length: int) -> EngineRotation:
@@ -240,12 +221,8 @@ def test_wrong_configs_are_told_in_words() -> None:
     fields = {"rope_parameters": parameters, "rope_scaling": parameters}
     config = original("llama", 64, 1.0, **fields, max_position_embeddings=8192)
     told = "scales logits by 13 instead of 1"
-    assert differences(config, length=LENGTH) == {
-        "vLLM": told,
-        "SGLang": told,
-        "llama.cpp": IGNORED,
-        "mlx-lm": told,
-    }
+    expected = dict.fromkeys(("vLLM", "SGLang", "mlx-lm"), told) | {"llama.cpp": IGNORED}
+    assert differences(config, length=LENGTH) == expected
 
 
 def test_models_without_rope_have_no_differences() -> None:

@@ -1,4 +1,4 @@
-"""Frequencies of loaded models against their configs."""
+"""Frequencies of loaded models against their configs, and fields as they are written."""
 
 from __future__ import annotations
 
@@ -12,20 +12,16 @@ from posenc.errors import CheckpointError
 from posenc.lab.evaluation.extend import extend_checkpoint
 from posenc.transformers.doctor.diagnosis import check_source
 from posenc.transformers.engines import check
+from posenc.transformers.engines.config import ModelConfig
 from tests.transformers.engines.released import TRAINED
 
 transformers = pytest.importorskip("transformers")
 
-SMALL = {
-    "vocab_size": 8,
-    "hidden_size": 64,
-    "intermediate_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-}
+SMALL = {"vocab_size": 8, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 2}
+SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32}
 YARN = {"rope_type": "yarn", "factor": 4.0, TRAINED: 512, "rope_theta": 10000.0}
+LONG = {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+PHI = {"pad_token_id": 0, "rope_scaling": LONG}
 
 
 def made(family: str = "llama", **fields: Any) -> Any:
@@ -40,19 +36,7 @@ def made(family: str = "llama", **fields: Any) -> Any:
         ("llama", {"rope_parameters": YARN}),
         ("gpt_neox", {"rotary_pct": 0.5}),
         ("gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
-        (
-            "phi3",
-            {
-                TRAINED: 64,
-                "max_position_embeddings": 128,
-                "pad_token_id": 0,
-                "rope_scaling": {
-                    "type": "longrope",
-                    "short_factor": [1.0] * 16,
-                    "long_factor": [2.0] * 16,
-                },
-            },
-        ),
+        ("phi3", PHI | {TRAINED: 64, "max_position_embeddings": 128}),
         ("bert", {}),
     ],
 )
@@ -64,14 +48,7 @@ def test_models_as_they_are_made_have_no_problem(family: str, fields: dict[str, 
 
 
 def test_long_factors_of_a_text_past_the_trained_length() -> None:
-    factors = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
-    model = made(
-        "phi3",
-        **{TRAINED: 16},
-        max_position_embeddings=64,
-        pad_token_id=0,
-        rope_scaling={"type": "longrope", **factors},
-    )
+    model = made("phi3", **PHI | {TRAINED: 16, "max_position_embeddings": 64})
     model(input_ids=torch.zeros(1, 32, dtype=torch.long))
     [one] = check(model)
     assert one.problem == ""
@@ -125,3 +102,34 @@ def test_a_folder_that_transformers_cannot_load(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "novel"}')
     with pytest.raises(CheckpointError, match="got 'novel'"):
         check_source(tmp_path)
+
+
+# Fields of a model type that transformers does not know, as they are written
+
+WRITTEN = {"model_type": "of_no_library", "hidden_size": 64, "num_attention_heads": 2}
+WRITTEN |= {"max_position_embeddings": 2048, "rope_theta": 500.0}
+
+
+@pytest.mark.parametrize("name", ["", "partial_rotary_factor", "rotary_pct", "rope_pct"])
+def test_the_rotated_share_has_several_names(name: str) -> None:
+    """All of a head is rotated unless a share is told."""
+    rope = ModelConfig.of(WRITTEN | ({name: 0.25} if name else {})).ropes()[""]
+    assert (rope.width, rope.head) == (8 if name else 32, 32)
+    assert (rope.base, rope.longest) == (500.0, 2048)
+
+
+@pytest.mark.parametrize("name", ["rope_theta", "rotary_emb_base", "global_rope_theta"])
+def test_the_base_has_several_names(name: str) -> None:
+    others = {key: value for key, value in WRITTEN.items() if key != "rope_theta"}
+    assert ModelConfig.of(others | {name: 700.0}).ropes()[""].base == 700.0
+
+
+@pytest.mark.parametrize("beside", [None, 512])
+@pytest.mark.parametrize("inside", [None, 256])
+def test_a_trained_length_beside_the_parameters_is_read_first(
+    beside: int | None, inside: int | None
+) -> None:
+    """As transformers does, which writes it over that of the parameters."""
+    scaling = {"rope_type": "yarn", "factor": 4.0} | ({TRAINED: inside} if inside else {})
+    fields = WRITTEN | {"rope_scaling": scaling} | ({TRAINED: beside} if beside else {})
+    assert ModelConfig.of(fields).ropes()[""].length == (beside or inside or 2048)

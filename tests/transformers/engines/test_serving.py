@@ -34,9 +34,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def extended(source: Path, out: Path, engine: str, methods: str, factor: float = 4) -> Extended:
-    return extend_checkpoint(
-        source, out, methods=methods, factor=factor, engine=engine, report=False
-    )
+    options = {"methods": methods, "factor": factor, "engine": engine}
+    return extend_checkpoint(source, out, **options, report=False)
 
 
 @pytest.mark.parametrize("method", ["yarn", "interpolate", "ntk", "llama3"])
@@ -68,33 +67,26 @@ def test_overrides_are_nested_where_the_model_of_text_is() -> None:
     parameters = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 2e6}
     text = original("llama", 64, 1.0, rope_parameters=parameters, **{TRAINED: 24})
     config = ModelConfig.of({"model_type": "llava", "text_config": text, TRAINED: 7})
-    assert overrides(config, goal=99) == {
-        "text_config": {"rope_parameters": parameters, "max_position_embeddings": 99, TRAINED: 24}
-    }
+    inside = {"rope_parameters": parameters, "max_position_embeddings": 99, TRAINED: 24}
+    assert overrides(config, goal=99) == {"text_config": inside}
     assert config.ropes()[""].length == 24
     keys = gguf_keys(config, goal=99)
-    assert keys is not None
     assert keys["llama.context_length"] == (99, "uint32")
 
 
 def test_keys_of_gguf(source: Path, tmp_path: Path) -> None:
-    found = extended(source, tmp_path / "yarn", "llama.cpp", "yarn")
-    assert found.serving[0].keys == {
-        "llama.context_length": (8192, "uint32"),
+    yarn, linear, base, ramp = (
+        extended(source, tmp_path / method, "llama.cpp", method).serving[0]
+        for method in ("yarn", "interpolate", "ntk", "llama3")
+    )
+    scaled = {"llama.context_length": (8192, "uint32")}
+    scaled |= {"llama.rope.scaling.factor": (4.0, "float32")}
+    assert linear.keys == scaled | {"llama.rope.scaling.type": ("linear", "string")}
+    assert yarn.keys == scaled | {
         "llama.rope.scaling.type": ("yarn", "string"),
-        "llama.rope.scaling.factor": (4, "float32"),
         "llama.rope.scaling.original_context_length": (2048, "uint32"),
     }
-    linear = extended(source, tmp_path / "linear", "llama.cpp", "interpolate").serving[0]
-    assert linear.keys == {
-        "llama.context_length": (8192, "uint32"),
-        "llama.rope.scaling.type": ("linear", "string"),
-        "llama.rope.scaling.factor": (4.0, "float32"),
-    }
-    base = extended(source, tmp_path / "ntk", "llama.cpp", "ntk").serving[0]
-    assert base.keys is not None
     assert base.keys["llama.rope.freq_base"][0] == pytest.approx(500000 * 4 ** (64 / 62))
-    ramp = extended(source, tmp_path / "llama3", "llama.cpp", "llama3").serving[0]
     assert ramp.keys is None, "kept in a tensor of the converted file"
     assert "convert_hf_to_gguf.py" in ramp.command
 
@@ -106,7 +98,6 @@ def test_a_temperature_is_a_key_of_gguf(source: Path, tmp_path: Path, gain: floa
     The converter writes no such key, so that the command sets it.
     """
     found = extended(source, tmp_path / "out", "llama.cpp", f"yarn@temperature={gain}").serving[0]
-    assert found.keys is not None
     value, kind = found.keys["llama.rope.scaling.attn_factor"]
     assert kind == "float32"
     assert value * (0.1 * math.log(4) + 1) == pytest.approx(gain, rel=1e-9)
@@ -166,10 +157,8 @@ def test_an_architecture_that_is_not_known_is_left_to_the_reader() -> None:
 def test_only_methods_that_the_engine_serves_are_kept(source: Path, tmp_path: Path) -> None:
     found = extended(source, tmp_path / "out", "vllm", "dynamic_ntk,rerope,yarn")
     assert found.method == "yarn"
-    assert found.left_out == {
-        "dynamic_ntk": "ignores the scaling",
-        "rerope": "is known to no engine",
-    }
+    left = {"dynamic_ntk": "ignores the scaling", "rerope": "is known to no engine"}
+    assert found.left_out == left
     assert differences(json.loads((tmp_path / "out/config.json").read_text()), length=LENGTH)
 
 
@@ -224,11 +213,6 @@ def test_several_engines_are_served_by_methods_of_all(source: Path, tmp_path: Pa
     assert "yarn" in str(caught.value.remedy) or "ntk" in str(caught.value.remedy)
 
 
-def test_an_unknown_engine(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"got 'vlm'\. Did you mean 'vllm'"):
-        extended(source, tmp_path / "out", "vlm", "yarn")
-
-
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llama.cpp", "mlx", "transformers"])
 def test_every_engine_has_a_command(source: Path, tmp_path: Path, engine: str) -> None:
     out = tmp_path / "out of it"
@@ -258,9 +242,8 @@ def test_mlx_serves_layers_of_several_types(tmp_path: Path, method: str) -> None
 
 
 def test_the_trained_length_goes_where_phi_3_reads_it(tmp_path: Path) -> None:
-    config = transformers.CONFIG_MAPPING["phi3"](
-        **original("phi3", 64, 1.0, **{TRAINED: LENGTH}), pad_token_id=0
-    )
+    fields = original("phi3", 64, 1.0, pad_token_id=0, **{TRAINED: LENGTH})
+    config = transformers.CONFIG_MAPPING["phi3"](**fields)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "in")
     found = extended(tmp_path / "in", tmp_path / "out", "sglang", "ntk")
     given = overrides(ModelConfig.of(fields_of(found)), goal=4 * LENGTH)

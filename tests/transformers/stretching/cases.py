@@ -39,6 +39,19 @@ def texts(length: int = 40) -> Tensor:
     return torch.randint(3, VOCABULARY, (2, length), generator=generator)
 
 
+def placed(attended: Tensor) -> dict[str, Tensor]:
+    """A mask of padding, and positions that count what it shows."""
+    places = (attended.cumsum(1) - 1).clamp(min=0)
+    return {"attention_mask": attended, "position_ids": places}
+
+
+def padded(number: int = 9) -> dict[str, Tensor]:
+    """The same with so much padding on the left of the first row."""
+    attended = torch.ones_like(texts())
+    attended[0, :number] = 0
+    return placed(attended)
+
+
 @torch.no_grad()
 def outputs(model: Any, **options: Any) -> Tensor:
     """Logits of one pass without a cache."""

@@ -15,7 +15,16 @@ from posenc.errors import ArgumentError
 from posenc.transformers import restore, stretch
 from posenc.transformers.acceleration import accelerate
 from tests.support.caches import cache_of, given
-from tests.transformers.stretching.cases import FREE, decoded, model_of, near, outputs, texts
+from tests.transformers.stretching.cases import (
+    FREE,
+    decoded,
+    model_of,
+    near,
+    outputs,
+    padded,
+    placed,
+    texts,
+)
 
 METHODS: dict[str, dict[str, Any]] = {
     "rerope": {"length": 16, "window": 6},
@@ -28,16 +37,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "drope": {},
 }
 
-KINDS = (
-    "gemma3_text",
-    "gpt_oss",
-    "smollm3",
-    "llama4_text",
-    "deepseek_v3",
-    "gptj",
-    "glm4",
-    "gemma2",
-)
+KINDS = ("gemma3_text", "gpt_oss", "smollm3", "llama4_text", "deepseek_v3", "gptj", "glm4")
+KINDS += ("gemma2",)
 """Windows with a θ of their own, sinks, layers without positions, chunks and a norm after the
 rotation, latent attention, a rotation inside attention, adjacent pairs in a part, soft caps."""
 
@@ -99,16 +100,11 @@ def test_rerope_is_its_formula() -> None:
 def case_holes(model: Any) -> Any:
     ids, attended = texts(), torch.ones_like(texts())
     attended[0, :5], attended[0, 20:25], attended[1, 33:] = 0, 0, 1
-    places = (attended.cumsum(1) - 1).clamp(min=0)
-    first = model(
-        ids[:, :25], attention_mask=attended[:, :25], position_ids=places[:, :25], use_cache=True
-    )
-    return model(
-        ids[:, 25:],
-        attention_mask=attended,
-        position_ids=places[:, 25:],
-        **given(model, cache_of(first)),
-    ).logits
+    options = placed(attended)
+    begun = {name: x[:, :25] for name, x in options.items()}
+    held = given(model, cache_of(model(ids[:, :25], **begun, use_cache=True)))
+    places = options["position_ids"][:, 25:]
+    return model(ids[:, 25:], attention_mask=attended, position_ids=places, **held).logits
 
 
 def case_jump(model: Any) -> Any:
@@ -181,13 +177,11 @@ def test_positions_follow_whatever_happens_to_a_cache(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
 def test_generation_is_the_same_however_it_is_done(kind: str) -> None:
     model = model_of(kind)
-    attended = torch.ones_like(texts())
-    attended[0, :9] = 0
-    padded = {"inputs": texts(), "attention_mask": attended}
+    left = {"inputs": texts(), "attention_mask": padded()["attention_mask"]}
     ways: list[dict[str, Any]] = [
-        padded,
-        padded | {"cache_implementation": "static"},
-        padded | {"num_beams": 3, "num_return_sequences": 2},
+        left,
+        left | {"cache_implementation": "static"},
+        left | {"num_beams": 3, "num_return_sequences": 2},
         {"inputs": texts()[:1], "prompt_lookup_num_tokens": 3},
     ]
 
@@ -203,24 +197,18 @@ def test_generation_is_the_same_however_it_is_done(kind: str) -> None:
 def test_rows_do_not_depend_on_padding() -> None:
     model = model_of("llama")
     stretch(model, "rerope+log_n", length=16, window=6)
-    attended = torch.ones_like(texts())
-    attended[0, :9] = 0
-    places = (attended.cumsum(1) - 1).clamp(min=0)
-    padded = outputs(model, attention_mask=attended, position_ids=places)
-    assert near(outputs(model, input_ids=texts()[:1, 9:]), padded[:1, 9:])
+    whole = outputs(model, **padded())
+    assert near(outputs(model, input_ids=texts()[:1, 9:]), whole[:1, 9:])
 
 
 @pytest.mark.parametrize("kind", ["llama4_text", "gemma3_text"])
 def test_chunks_and_windows_of_padded_rows(kind: str) -> None:
     """A query sees the tokens that it saw before, though positions are no indices."""
     model = model_of(kind)
-    attended = torch.ones_like(texts())
-    attended[0, :9] = 0
-    places = (attended.cumsum(1) - 1).clamp(min=0)
-    options = {"attention_mask": attended, "position_ids": places}
-    expected = outputs(model, **options)[attended.bool()]
+    attended = padded()["attention_mask"].bool()
+    expected = outputs(model, **padded())[attended]
     stretch(model, "rerope", **FREE)
-    assert near(expected, outputs(model, **options)[attended.bool()])
+    assert near(expected, outputs(model, **padded())[attended])
 
 
 def test_an_assistant_drafts_tokens() -> None:
@@ -231,12 +219,18 @@ def test_an_assistant_drafts_tokens() -> None:
     assert torch.equal(expected, model.generate(texts()[:1], assistant_model=assistant, **options))
 
 
-def test_copies_and_pickles_are_stretched_and_restored() -> None:
+@pytest.mark.parametrize(
+    ("method", "options"), [("rerope", {"length": 16, "window": 6}), ("yarn", {"factor": 4.0})]
+)
+def test_copies_and_pickles_are_stretched_and_restored(
+    method: str, options: dict[str, Any]
+) -> None:
     model = model_of("llama")
     before = outputs(model)
-    stretch(model, "rerope", length=16, window=6)
+    stretch(model, method, **options)
     expected = outputs(model)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(expected, outputs(other))
         assert near(expected, decoded(other))
         restore(other)
         assert torch.equal(before, outputs(other))

@@ -8,17 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    BloomConfig,
-    BloomForCausalLM,
-    FalconConfig,
-    FalconForCausalLM,
-    MptConfig,
-    MptForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
 from transformers.models.mpt import modeling_mpt
@@ -27,39 +17,23 @@ from posenc.errors import ArgumentError
 from posenc.extension import NotApplicable
 from posenc.transformers import restore, stretch
 from posenc.transformers.acceleration import accelerate
+from tests.transformers.acceleration.case import of
+from tests.transformers.acceleration.cases.texts import MPT
 
 FACTOR = 2.5
 IDS = torch.randint(10, 90, (2, 24), generator=torch.Generator().manual_seed(0))
 SIZES = {"vocab_size": 100, "hidden_size": 32}
 
 
-def bloom() -> Any:
-    return BloomForCausalLM(BloomConfig(**SIZES, n_layer=2, n_head=4))
-
-
-def falcon(implementation: str) -> Any:
-    config = FalconConfig(
-        **SIZES,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        alibi=True,
-        new_decoder_architecture=False,
-    )
-    config._attn_implementation = implementation
-    return FalconForCausalLM(config)
-
-
-def mpt() -> Any:
-    return MptForCausalLM(
-        MptConfig(vocab_size=100, d_model=32, n_layers=2, n_heads=4, max_seq_len=16)
-    )
-
-
+ALIBI = {"num_hidden_layers": 2, "num_attention_heads": 4, "alibi": True}
+ALIBI |= {"new_decoder_architecture": False}
 MODELS = {
-    "bloom": bloom,
-    "falcon-sdpa": lambda: falcon("sdpa"),
-    "falcon-eager": lambda: falcon("eager"),
-    "mpt": mpt,
+    "bloom": of("BloomForCausalLM", SIZES, n_layer=2, n_head=4),
+    **{
+        f"falcon-{name}": of("FalconForCausalLM", SIZES | ALIBI, attn_implementation=name)
+        for name in ("sdpa", "eager")
+    },
+    "mpt": of("MptForCausalLM", MPT, vocab_size=100, d_model=32, n_heads=4, max_seq_len=16),
 }
 
 
@@ -126,9 +100,8 @@ def test_the_config_keeps_it(name: str, tmp_path: Path) -> None:
     model = made(name)
     stretch(model, "interpolate", factor=FACTOR)
     model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(
-        tmp_path, attn_implementation=model.config._attn_implementation
-    )
+    implementation = {"attn_implementation": model.config._attn_implementation}
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, **implementation)
     stretch(loaded)
     torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits, rtol=0, atol=1e-5)
     if name == "mpt":

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
+from transformers import CompileConfig, DynamicCache, StaticCache
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.executorch import register_dynamic_cache_export_support
 
@@ -20,7 +20,7 @@ from posenc.transformers.acceleration.growing import grow, settle
 from posenc.transformers.stretching import attention
 from posenc.transformers.stretching.attention import RotatedKeys, rotated_keys
 from tests.support.caches import cache_of, given
-from tests.transformers.stretching.cases import model_of, near, texts
+from tests.transformers.stretching.cases import model_of, near, placed, texts
 
 METHODS: dict[str, dict[str, Any]] = {
     "rerope": {"window": 6},
@@ -42,7 +42,7 @@ def stretched(method: str = "self_extend", kind: str = "llama") -> Any:
 
 
 @torch.no_grad()
-def step(model: Any, cache: DynamicCache, begin: int, end: int, **options: Any) -> Tensor:
+def step(model: Any, cache: Any, begin: int, end: int, **options: Any) -> Tensor:
     logits: Tensor = model(texts()[:, begin:end], **given(model, cache), **options).logits
     return logits
 
@@ -109,11 +109,10 @@ def test_a_step_behind_a_cache_is_exported(method: str) -> None:
 
     attended = torch.ones_like(texts())[:, :31]
     attended[1, :5] = 0
-    places = (attended.cumsum(1) - 1).clamp(min=0)
+    places = placed(attended)["position_ids"]
     caches = [DynamicCache() for _ in range(3)]
     for cache in caches:
-        options = {"attention_mask": attended[:, :30], "position_ids": places[:, :30]}
-        step(model, cache, 0, 30, **options)
+        step(model, cache, 0, 30, **placed(attended[:, :30]))
     expected = step(model, caches[0], 30, 31, attention_mask=attended, position_ids=places[:, 30:])
     inputs = (texts()[:, 30:31], attended, places[:, 30:])
     with torch.no_grad():
@@ -135,7 +134,7 @@ def test_sinks_caps_and_pairings(method: str, kind: str) -> None:
 def test_padding_and_holes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, attended = stretched(method), torch.ones_like(texts())
     attended[0, :9] = attended[1, 20:24] = 0
-    places = (attended.cumsum(1) - 1).clamp(min=0)
+    places = placed(attended)["position_ids"]
     places[1, 30:] += 7
 
     def decoded() -> Tensor:
@@ -265,3 +264,80 @@ def test_half_precision_is_left_to_attend() -> None:
     step(model, cache, 0, 30)
     step(model, cache, 30, 31)
     assert not kept(cache)
+
+
+# Caches of a fixed size, whose decoding is compiled once for all lengths
+
+MOST = 48
+
+
+def fixed(model: Any) -> StaticCache:
+    return StaticCache(config=model.config, max_cache_len=MOST)
+
+
+def graphs_of_generation(model: Any) -> int:
+    """The number of graphs that ``generate`` compiles for tokens behind a static cache."""
+    made: list[Any] = []
+
+    def counted(graph: Any, examples: Any) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    ids = texts()[:, :5]
+    options: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
+    expected = model.generate(ids, **options)
+    compiling = CompileConfig(backend=counted, fullgraph=True, mode=None)
+    compiling._compile_all_devices = True  # on CPUs generate does not compile by itself
+    options |= {"cache_implementation": "static", "compile_config": compiling}
+    torch.compiler.reset()
+    assert torch.equal(model.generate(ids, **options), expected)
+    return len(made)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [("llama", "self_extend"), ("llama", "rerope+log_n"), ("gemma3_text", "rerope")],
+)
+def test_steps_share_the_graphs_that_they_had(kind: str, method: str) -> None:
+    """They read no length of the cache, and no size changes but as windows fill."""
+    assert graphs_of_generation(stretched(method, kind)) == graphs_of_generation(model_of(kind))
+
+
+def test_compiled_passes_of_several_tokens() -> None:
+    model = stretched("rerope+log_n")
+    expected = step(model, DynamicCache(), 0, 40)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    cache = fixed(model)
+    begun = step(model, cache, 0, 13)
+    parts = [begun, *(step(compiled, cache, t, t + 9) for t in (13, 22, 31))]
+    assert near(expected, torch.cat(parts, 1))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+def test_copies_and_emptied_caches(kind: str) -> None:
+    model = stretched("rerope+log_n", kind)
+    expected = step(model, DynamicCache(config=model.config), 0, 40)
+    cache = fixed(model)
+    for _ in range(2):
+        cache.reset()
+        step(model, cache, 0, 20)
+        other = copy.deepcopy(cache)
+        step(model, cache, 25, 40)
+        parts = [step(model, other, t, t + 5) for t in (20, 25, 30, 35)]
+        assert near(expected[:, 20:], torch.cat(parts, 1))
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_rows_of_their_own_after_one_for_all(static: bool) -> None:
+    """A pass without positions has one row of them, the next may have one a row of the batch."""
+    model = stretched("rerope+log_n")
+    places = torch.arange(20, 40).repeat(2, 1)
+    places[1] += 9
+    whole = torch.cat([torch.arange(20).repeat(2, 1), places], 1)
+    expected = step(model, DynamicCache(), 0, 40, position_ids=whole)[:, 20:]
+    cache = fixed(model) if static else DynamicCache()
+    step(model, cache, 0, 20)
+    first = step(model, cache, 20, 30, position_ids=places[:, :10])
+    last = step(model, cache, 30, 40, position_ids=places[:, 10:])
+    assert near(expected, torch.cat([first, last], 1))

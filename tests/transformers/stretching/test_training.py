@@ -110,9 +110,8 @@ def test_a_trainer_trains_it(tmp_path: Path) -> None:
     stretch(model, "rerope", **MOVED)
     before = model.lm_head.weight.clone()
     rows = [{"input_ids": row, "labels": row} for row in texts()]
-    arguments = TrainingArguments(
-        tmp_path, max_steps=2, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True
-    )
+    quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True}
+    arguments = TrainingArguments(tmp_path, max_steps=2, use_cpu=True, **quiet)
     Trainer(model, arguments, train_dataset=rows).train()
     assert not torch.equal(before, model.lm_head.weight)
     assert outputs(model).isfinite().all()

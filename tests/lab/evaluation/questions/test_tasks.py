@@ -12,7 +12,6 @@ import pytest
 
 from posenc.errors import UnknownNameError
 from posenc.lab.evaluation import questions
-from posenc.lab.evaluation.questions import TASKS, Question, QuestionMaker, Unfit, task_names, tasks
 from posenc.lab.evaluation.questions.question import NAMES, Source, name, names
 from posenc.lab.evaluation.questions.tasks import FACTS, PEOPLE
 
@@ -27,28 +26,31 @@ TEXT = " ".join(
 )
 
 
-def cost(question: Question) -> int:
+def cost(question: questions.Question) -> int:
     """Words and signs."""
     return len(re.findall(r"\w+|\W", question.head + question.answered(len(question.answers))))
 
 
-MAKER = QuestionMaker(Source(TEXT), cost)
+MAKER = questions.QuestionMaker(Source(TEXT), cost)
 
 
-def asked(task: str, length: int = 2000) -> Question:
-    return MAKER.questions(task, length=length, count=1)[0]
+def asked(
+    task: str, length: int = 2000, maker: questions.QuestionMaker = MAKER
+) -> questions.Question:
+    (question,) = maker.questions(task, length=length, count=1)
+    return question
 
 
 def test_the_thirteen_of_ruler_and_two_more() -> None:
-    assert set(TASKS) == RULER | {"other_words", "json_lookup"}
-    assert task_names("all") == tuple(TASKS)
-    assert task_names("none") == ()
-    assert task_names("vt, cwe,vt") == ("vt", "cwe")
+    assert set(questions.TASKS) == RULER | {"other_words", "json_lookup"}
+    assert questions.task_names("all") == tuple(questions.TASKS)
+    assert questions.task_names("none") == ()
+    assert questions.task_names("vt, cwe,vt") == ("vt", "cwe")
     with pytest.raises(UnknownNameError, match="niah_single_1"):
-        task_names("niah_single_4")
+        questions.task_names("niah_single_4")
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", questions.TASKS)
 @pytest.mark.parametrize("length", [1500, 8000])
 def test_questions_fill_the_length_and_never_more(task: str, length: int) -> None:
     for question in MAKER.questions(task, length=length, count=3):
@@ -56,18 +58,20 @@ def test_questions_fill_the_length_and_never_more(task: str, length: int) -> Non
         assert question.head.endswith("\n")
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", questions.TASKS)
 def test_the_same_is_asked_at_every_length_and_each_time(task: str) -> None:
     short, long = (MAKER.questions(task, length=n, count=4) for n in (1500, 4000))
     assert [q.answers for q in short] == [q.answers for q in long]
     assert [q.tail for q in short] == [q.tail for q in long]
     assert len({q.answers for q in short}) > 1, "four different questions"
-    assert short == QuestionMaker(Source(TEXT), cost).questions(task, length=1500, count=4)
-    other = QuestionMaker(Source(TEXT), cost, seed=1)
+    assert short == questions.QuestionMaker(Source(TEXT), cost).questions(
+        task, length=1500, count=4
+    )
+    other = questions.QuestionMaker(Source(TEXT), cost, seed=1)
     assert short != other.questions(task, length=1500, count=4)
 
 
-@pytest.mark.parametrize("task", [task for task in TASKS if task.startswith("niah")])
+@pytest.mark.parametrize("task", [task for task in questions.TASKS if task.startswith("niah")])
 def test_needles_are_told_once_in_the_form_of_their_task(task: str) -> None:
     question = asked(task)
     told = re.findall(r"The secret (number|identifier) of ([\w-]+) is ([\w-]+)\.", question.head)
@@ -135,7 +139,6 @@ def test_common_words_are_the_most_frequent(length: int, times: tuple[int, int])
     question = asked("cwe", length)
     listed = question.head.splitlines()[-1]
     counts = Counter(re.findall(r"\d+\. (\S+)", listed))
-    assert [word for word, _ in counts.most_common(10)] != []
     assert {word for word, _ in counts.most_common(10)} == set(question.answers)
     assert list(question.answers) == sorted(question.answers)
     assert set(counts.values()) == set(times)
@@ -148,6 +151,11 @@ def test_frequent_words_are_in_their_order_after_the_dots() -> None:
     assert dots == "..."
     assert tuple(word for word, _ in others[:3]) == question.answers
     assert others[2][1] > others[3][1], "the third is sure"
+    # frequencies fall by the square
+    counts = Counter(asked("fwe", 8000).head.splitlines()[-1].split())
+    (_, most), (_, second), (_, third), *_ = counts.most_common(4)
+    assert most / second == pytest.approx(4, rel=0.05)
+    assert most / third == pytest.approx(9, rel=0.05)
 
 
 def test_the_missing_word_makes_a_sentence_of_one_document() -> None:
@@ -185,16 +193,16 @@ def numbered(draw: random.Random, count: int) -> list[str]:
 def test_names_that_are_drawn_again_are_not_used_twice(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "names", numbered)
-    maker = QuestionMaker(Source(TEXT), cost, seed)
-    (needle,) = maker.questions("niah_multikey_2", length=1500, count=1)
-    keys = re.findall(r"The secret number of ([\w-]+) is", needle.head)
+    monkeypatch.setattr(questions.tasks, "names", numbered)
+    maker = questions.QuestionMaker(Source(TEXT), cost, seed)
+    needle, common, second = (
+        asked(task, 1500, maker).head for task in ("niah_multikey_2", "cwe", "qa_2")
+    )
+    keys = re.findall(r"The secret number of ([\w-]+) is", needle)
     assert len(set(keys)) == len(keys) > 12
-    (common,) = maker.questions("cwe", length=1500, count=1)
-    counts = Counter(re.findall(r"\d+\. (\S+)", common.head.splitlines()[-1]))
+    counts = Counter(re.findall(r"\d+\. (\S+)", common.splitlines()[-1]))
     assert sorted(set(counts.values())) == [1, 6]
-    (second,) = maker.questions("qa_2", length=1500, count=1)
-    titles = re.findall(r"Document ([\w-]+):", second.head)
+    titles = re.findall(r"Document ([\w-]+):", second)
     assert len(set(titles)) == len(titles)
 
 
@@ -207,16 +215,11 @@ def test_each_task_draws_for_itself() -> None:
 
 
 def test_a_question_may_fill_the_length_to_the_last_token() -> None:
-    maker = QuestionMaker(Source(TEXT), lambda question: question.head.count("The field is quiet"))
+    maker = questions.QuestionMaker(
+        Source(TEXT), lambda question: question.head.count("The field is quiet")
+    )
     (question,) = maker.questions("niah_single_1", length=10, count=1)
     assert question.head.count("The field is quiet") == 10
-
-
-def test_frequencies_of_coded_words_fall_by_the_square() -> None:
-    counts = Counter(asked("fwe", 8000).head.splitlines()[-1].split())
-    (_, dots), (_, second), (_, third), *_ = counts.most_common(4)
-    assert dots / second == pytest.approx(4, rel=0.05)
-    assert dots / third == pytest.approx(9, rel=0.05)
 
 
 def test_a_missing_word_is_missing_once() -> None:
@@ -224,16 +227,16 @@ def test_a_missing_word_is_missing_once() -> None:
         f"Gardens {number} behind other gardens hold {name(7 * number)} flowers here."
         for number in range(40)
     )
-    maker = QuestionMaker(Source(text.replace("Gardens", "gardens")), cost)
+    maker = questions.QuestionMaker(Source(text.replace("Gardens", "gardens")), cost)
     for question in maker.questions("qa_1", length=400, count=20):
         assert question.answers != ("gardens",)
 
 
 def test_what_does_not_fit_says_so() -> None:
-    with pytest.raises(Unfit, match="no question fits 50 tokens"):
+    with pytest.raises(questions.Unfit, match="no question fits 50 tokens"):
         asked("cwe", 50)
-    few = QuestionMaker(Source("One two three four five six seven."), cost)
-    with pytest.raises(Unfit, match="0 documents of 4"):
+    few = questions.QuestionMaker(Source("One two three four five six seven."), cost)
+    with pytest.raises(questions.Unfit, match="0 documents of 4"):
         few.questions("qa_1", length=500, count=1)
 
 
@@ -251,29 +254,27 @@ def test_a_text_without_sentences_is_cut_into_pieces() -> None:
 
 def test_questions_are_kept_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept = QuestionMaker(Source(TEXT), cost, 0, "a tokenizer")
+    kept = questions.QuestionMaker(Source(TEXT), cost, 0, "a tokenizer")
     made = kept.questions("vt", length=800, count=2)
     (path,) = (tmp_path / "posenc" / "questions").iterdir()
 
-    def refuse(question: Question) -> int:
+    def refuse(question: questions.Question) -> int:
         raise AssertionError("nothing is made again")
 
-    again = QuestionMaker(Source(TEXT), refuse, 0, "a tokenizer")
+    again = questions.QuestionMaker(Source(TEXT), refuse, 0, "a tokenizer")
     assert again.questions("vt", length=800, count=2) == made
-    for other in (
-        QuestionMaker(Source(TEXT), refuse, 0, "another"),
-        QuestionMaker(Source(TEXT), refuse, 1, "a tokenizer"),
+    for seed, tokenizer, length, count, version in (
+        (0, "another", 800, 2, 0),
+        (1, "a tokenizer", 800, 2, 0),
+        (0, "a tokenizer", 801, 2, 0),
+        (0, "a tokenizer", 800, 3, 0),
+        (0, "a tokenizer", 800, 2, 1),
     ):
-        with pytest.raises(AssertionError, match="made again"):
-            other.questions("vt", length=800, count=2)
-    for length, count in ((801, 2), (800, 3)):
-        with pytest.raises(AssertionError, match="made again"):
-            again.questions("vt", length=length, count=count)
-    monkeypatch.setattr(questions, "VERSION", questions.VERSION + 1)
-    with pytest.raises(AssertionError, match="made again"):
-        again.questions("vt", length=800, count=2)
-    monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        other = questions.QuestionMaker(Source(TEXT), refuse, seed, tokenizer)
+        with monkeypatch.context() as patch:
+            patch.setattr(questions, "VERSION", questions.VERSION + version)
+            with pytest.raises(AssertionError, match="made again"):
+                other.questions("vt", length=length, count=count)
     path.write_bytes(path.read_bytes()[:-9])
     assert kept.questions("vt", length=800, count=2) == made, "a damaged file is made anew"
     assert again.questions("vt", length=800, count=2) == made

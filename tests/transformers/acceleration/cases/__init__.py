@@ -1,15 +1,15 @@
-"""Small models of every accelerated family, one file a family, with odd configurations."""
+"""Small models of every accelerated family, with odd configurations."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from pkgutil import iter_modules
-
 from tests.transformers.acceleration.case import Case
+from tests.transformers.acceleration.cases import images, sounds, texts
+
+FAMILIES = {**texts.CASES, **images.CASES, **sounds.CASES}
 
 CASES: dict[str, Case] = {
-    f"{module.name}-{name}": case
-    for module in iter_modules(__path__)
-    for name, case in import_module(f"{__name__}.{module.name}").CASES.items()
+    f"{family}-{name}": case
+    for family in sorted(FAMILIES)
+    for name, case in FAMILIES[family].items()
 }
 """Cases by the family's name and their own."""
