@@ -292,8 +292,9 @@ def attend_single_query(x: KernelProblem) -> tuple[Tensor, Tensor]:
     kind = [q.dtype, q.shape[-1], width, ratio, bias is None, value_rows is None, x.softcap > 0]
     kind += [keys.bit_length(), batch.bit_length(), programs.bit_length(), q.device]
     kind += [] if cosine is None else [cosine.shape[-1], x.rotary.adjacent]
+    args = launch.arguments()._replace(batch=None)  # one compilation serves all batch sizes
     launch.run(
-        *(split_kernel, (batch * programs * splits,), launch.arguments()),
+        *(split_kernel, (batch * programs * splits,), args),
         *(None if bucket is None else numbers(bucket.unsqueeze(1)), partial, partial_lse, splits),
         kind=kind,
         ratio=ratio,

@@ -42,11 +42,11 @@ class SumsLaunch:
     Args:
         x: its pairs' tensors are products ``[B, H, Q, N]`` of queries with vectors by count, in
             float32; none for stick breaking.
-        query_start: number of its first query.
+        query_start: as of ``KernelArguments``.
     """
 
     x: KernelProblem
-    query_start: int = 0
+    query_start: int | None = None
 
     @property
     def products(self) -> Tensor | None:
@@ -69,7 +69,6 @@ class SumsLaunch:
         return CarriedSums(
             pairs=pairs,
             limit=limit,
-            query_start=self.query_start,
             sticks=constexpr(products is None),
             rest_to_self=constexpr(self.x.pairs.kind == "sticks_self"),
             width=constexpr(width),
@@ -78,7 +77,8 @@ class SumsLaunch:
         )
 
     def arguments(self, launch: Launch, *, for_keys: bool = False) -> KernelArguments:
-        return launch.arguments(for_keys=for_keys)._replace(sums=self.sums)
+        args = launch.arguments(for_keys=for_keys)
+        return args._replace(sums=self.sums, query_start=self.query_start)
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Output ``[B, H, Q, E]``, and LSE or the binary logarithm of the rest, ``[B, H, Q]``."""

@@ -4,7 +4,7 @@ Each kernel takes ``KernelArguments`` and where its results go. Constants are in
 Triton 3.6 forgets those of a tuple within a tuple unless a constant of its own comes after them
 (``end`` is there for that), and those of a tuple that is given a name, so that kernels spell
 ``args.x.tokens`` out. It does not let a function return None within a tuple: what is absent of a
-``Tile`` is a dummy that nobody reads.
+``Tile`` is a dummy that nobody reads. Nor does it compare a tuple that holds None with None.
 
 Kernels have two sides. Each program computes ``block_x`` tokens of one, *x*, and loops over those
 of the other, *y*, in tiles of ``block_y``. If ``for_keys``, x are the keys and y the queries.
@@ -185,7 +185,6 @@ class CarriedSums(NamedTuple):
     Args:
         pairs: of counts, as of ``entries`` in sums.py, ``width`` of them a query.
         limit: of the sums; all beyond count as it.
-        query_start: number of the first query, for dropout.
         sticks: stick breaking; with ``rest_to_self``, what is left goes to a query's own key.
         bits: of the fraction of a count.
         terms: numbers of 16 bits that gradients are split into where they are summed up.
@@ -193,7 +192,6 @@ class CarriedSums(NamedTuple):
 
     pairs: Any
     limit: Any
-    query_start: Any
     sticks: Any
     rest_to_self: Any
     width: Any
@@ -217,6 +215,7 @@ class KernelArguments(NamedTuple):
         summary_block: tokens that ``Side.summary`` takes together.
         precision, factor_precision: of products, and of those of low-rank factors.
         sums: ``CarriedSums``; None for scores that carry none.
+        query_start: number of the first query, for dropout; None: 0.
     """
 
     x: Any
@@ -238,6 +237,7 @@ class KernelArguments(NamedTuple):
     precision: Any
     factor_precision: Any
     sums: Any = None
+    query_start: Any = None
     end: Any = END
 
 

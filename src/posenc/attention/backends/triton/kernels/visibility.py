@@ -230,8 +230,8 @@ def undropped(args, tile, y0, block_y: tl.constexpr):
     queries: tl.constexpr = block_y if args.for_keys else block_x
     key_start = tile.start if args.for_keys else y0
     query_start = y0 if args.for_keys else tile.start
-    if args.sums is not None:
-        query_start += args.sums.query_start
+    if args.query_start is not None:
+        query_start += args.query_start
     query = tl.arange(0, queries // 2)
     query = query_start + query // 8 * 16 + query % 8
     key = tl.arange(0, keys // 4)
