@@ -101,7 +101,7 @@ def test_padding_between_tokens(name: str) -> None:
         ),
         (of(SeamlessM4Tv2SpeechEncoder, SEAMLESS_V2, **families.EAGER), "adds 1"),
     ],
-    ids=str,
+    ids=["rotary", "bloom", "deberta", "funnel", "seamless"],
 )
 def test_models_left_as_they_are(make: Callable[[], PreTrainedModel], reason: str) -> None:
     model = make().eval()
