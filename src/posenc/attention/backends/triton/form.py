@@ -297,7 +297,8 @@ def kernel_form(problem: Problem, fused: FusedScore | None = None) -> KernelForm
         return _form_by_offset(problem, lowered)
     offsets = None if grid.shift is None else Offsets.regular(grid)
     form = _fitting(KernelForm(problem, lowered, offsets, _ordered(grid)))
-    if isinstance(form, Refusal):
+    signals = grid.query.signal is not None or grid.key.signal is not None
+    if isinstance(form, Refusal) and not signals:  # which plain sequences do not have
         by_offset = _form_by_offset(problem, None)
         return form if isinstance(by_offset, Refusal) else by_offset
     return form
