@@ -175,7 +175,7 @@ def dynamics() -> list[Panel]:
         torch.manual_seed(0)
         part = posenc.create("recursive", dim=16, step=step).embedding
         with torch.no_grad():
-            part.step.weight.add_(0.005 * torch.randn(16, 16))
+            part.recursion.weight.add_(0.005 * torch.randn(16, 16))
             lengths.append(part.table(Layout.sequence(257))[0].norm(dim=-1).float())
     torch.manual_seed(3)
     floater = posenc.create("floater", dim=8, start="random", unit=0.3, step=0.25).embedding

@@ -69,7 +69,7 @@ def test_positions_and_axes(name: str, layout: Layout, message: str) -> None:
     ("name", "heads", "width", "message"),
     [
         ("rope", 2, 4, "head width 8"),
-        ("rope_mixed", 4, 8, "heads that divides the encoding's 2"),
+        ("rope_mixed", 4, 8, "heads 2, as the encoding has"),
         ("rope_pp", 3, 8, "repeat_interleave"),
     ],
 )
