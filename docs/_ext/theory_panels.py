@@ -223,7 +223,7 @@ def padding() -> list[Panel]:
 
 
 def images() -> list[Panel]:
-    window = posenc.create("swin", heads=1, window=(2, 3)).score.window
+    window = posenc.create("swin", heads=1, window=(2, 3)).score.offsets
     index = window.index(Grid.of(Layout.image(2, 3), causal=False).offset[0])
     sines = posenc.create("sine2d", dim=64)
     vectors = sines.embed(torch.zeros(1, 64, 64), Layout.image(8, 8))[0]
