@@ -78,16 +78,15 @@ def model_of(kind: str, encoding: str) -> nn.Module:
     return model.double()
 
 
-def texts() -> list[tuple[Tensor, Layout]]:
-    """Tokens and layouts of target and source, with padding."""
-    generator = torch.Generator().manual_seed(2)
-    return [
-        (
-            torch.randint(VOCABULARY, (2, length), generator=generator),
-            Layout.padded([length, length - 6]),
-        )
-        for length in LENGTHS
-    ]
+def texts(kind: str) -> list[tuple[Tensor, Layout]]:
+    """Tokens and layouts of target and source, with padding but for a decoder alone."""
+    generator, padding = torch.Generator().manual_seed(2), 0 if kind == "decoder" else 6
+    found = []
+    for length in LENGTHS:
+        tokens = torch.randint(VOCABULARY, (2, length), generator=generator)
+        padded = Layout.padded([length, length - padding])
+        found.append((tokens, padded if padding else Layout.sequence(length)))
+    return found
 
 
 def outputs(model: nn.Module, kind: str, parts: list[tuple[Tensor, Layout]]) -> Tensor:
@@ -97,16 +96,17 @@ def outputs(model: nn.Module, kind: str, parts: list[tuple[Tensor, Layout]]) -> 
         logits = model(source, tokens, target_layout=layout, source_layout=source_layout)
     else:
         logits = model(tokens, layout)
-    assert layout.valid is not None
-    found: Tensor = logits * layout.valid.unsqueeze(-1)
+    found: Tensor = logits if layout.valid is None else logits * layout.valid.unsqueeze(-1)
     return found
 
 
-def shard(group: dist.ProcessGroup, split: str) -> list[tuple[Tensor, tuple[Tensor, Layout]]]:
+def shard(
+    group: dist.ProcessGroup, kind: str, split: str
+) -> list[tuple[Tensor, tuple[Tensor, Layout]]]:
     """Indices of this rank's tokens, and the tokens with their layout, of target and source."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     found = []
-    for length, (tokens, layout) in zip(LENGTHS, texts(), strict=True):
+    for length, (tokens, layout) in zip(LENGTHS, texts(kind), strict=True):
         of_target = length == LENGTHS[0]
         index = (
             SPLITS[split](ranks, rank)
@@ -125,11 +125,12 @@ def difference(
     Args:
         ddp: by ``DistributedDataParallel`` instead of ``sum_gradients``.
     """
-    alone, model = model_of(kind, encoding), model_of(kind, encoding)
-    expected = outputs(alone, kind, texts())
+    alone = model_of(kind, encoding)
+    expected = outputs(alone, kind, texts(kind))
     expected.sin().sum().backward()  # type: ignore[no-untyped-call]
+    model = model_of(kind, encoding)  # drawn last, so that both draw alike as they compute
     distributed.parallelize(model, group, form=form)
-    (index, _), _ = parts = shard(group, split)
+    (index, _), _ = parts = shard(group, kind, split)
     wrapped = DistributedDataParallel(model, process_group=group) if ddp else model
     found = outputs(wrapped, kind, [part for _, part in parts])
     scale = dist.get_world_size(group) if ddp else 1
@@ -146,7 +147,7 @@ def difference(
 
 def refusals(group: dist.ProcessGroup) -> dict[str, str]:
     """Messages with which models and calls are refused."""
-    tokens, _ = texts()[0]
+    tokens, _ = texts("decoder")[0]
     decoder = model_of("decoder", "rope")
     distributed.parallelize(decoder, group)
     calls = {
