@@ -110,17 +110,15 @@ def batch_of(*layouts: Layout) -> Layout:
 
 
 def test_windows_of_buckets_where_one_row_is_packed() -> None:
-    """Offsets jump from one document of the row to the next, within a block of queries."""
+    """From one query of a block to the next, offsets fall by more than a window holds."""
     torch.manual_seed(8)
-    one, two = Layout.packed([1200]), Layout.packed([600, 600])
-    last, keys = (
-        [one.slice(800, 1200), two.slice(500, 600).concat(two.slice(900, 1200))],
-        [one, two],
-    )
+    one, two = Layout.packed([1200]), Layout.packed([100, 1100])
+    ends = two.slice(70, 100).concat(two.slice(830, 1200))
+    query, key = batch_of(one.slice(800, 1200), ends), batch_of(one, two)
     part = posenc.create("shaw", head_dim=WIDTH, max_distance=1199).score
     encoding = Encoding(score=part).requires_grad_(False)
     torch.nn.init.normal_(next(encoding.parameters()), std=0.5)
-    compare(Grid(batch_of(*last), batch_of(*keys), True), encoding, [], 2, 1, 1)
+    compare(Grid(query, key, True), encoding, [], 2, 1, 1)
 
 
 @pytest.mark.parametrize(("length", "rows", "count"), [(1100, 1, 1), (600, 2, 4)])

@@ -186,7 +186,7 @@ def test_a_stretched_model_is_stretched_from_its_theta(method: str) -> None:
     model = own(plain, OWN["yarn"] | {"factor": 2.0})
     with pytest.raises(ArgumentError, match="of='theta'"):
         stretch(model, method, factor=FACTOR)
-    stretch(model, method, factor=FACTOR, of="theta")
+    assert stretch(model, method, factor=FACTOR, of="theta").place == "frequencies"
     stretch(plain, method, factor=FACTOR)
     assert near(outputs(plain), outputs(model))
 
