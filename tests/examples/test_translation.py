@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import signal
 from dataclasses import replace
@@ -145,8 +146,11 @@ def test_a_killed_training_goes_on_from_its_last_save(
     assert replace(report, seconds=0.0) == replace(other, seconds=0.0)
 
 
-def test_looks_after_the_checkpoint_come_again(settings: Settings, out: Path) -> None:
+def test_looks_after_the_checkpoint_come_again(
+    settings: Settings, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A training that was killed before its checkpoint was written begins anew."""
+    monkeypatch.setattr(loop, "SAVE_SECONDS", math.inf)  # however slow the machine
     with pytest.raises(Killed):
         train_translator(settings, out, stepped=Losses(kill=9))
     assert len(json.loads((out / "looks.json").read_text())) == 2
