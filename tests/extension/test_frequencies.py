@@ -12,6 +12,7 @@ from posenc import Encoding, Grid, Layout, attend, create
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.extension import EXTENSIONS, NotApplicable, advice, extend
+from posenc.testing.oracles import attention_by_loops
 
 
 def rope(**options: Any) -> Encoding:
@@ -112,6 +113,14 @@ def test_ntk_is_a_larger_base() -> None:
     )
 
 
+def test_ntk_ends_where_interpolation_does() -> None:
+    ntk, interpolated = frequencies(stretched("ntk")), frequencies(stretched("interpolate"))
+    original = frequencies(Rope(head_dim=16))
+    assert ntk[0] == original[0]
+    assert ntk[-1] == pytest.approx(interpolated[-1], rel=1e-12)
+    assert all(a > b for a, b in zip(ntk[:-1], interpolated[:-1], strict=True))
+
+
 def test_by_parts_by_hand() -> None:
     # Within 64 tokens pair 1 turns 64 · 10^-½ / 2π = 3.221 times: (3.221 - 1) / (32 - 1) stays.
     share = (64 / math.sqrt(10) / (2 * math.pi) - 1) / 31
@@ -119,6 +128,11 @@ def test_by_parts_by_hand() -> None:
     assert frequencies(stretched("ntk_by_parts"))[1] == pytest.approx(
         (1 - share) * theta / 4 + share * theta, rel=1e-12
     )
+
+
+def test_llama3_is_by_parts_with_another_ramp() -> None:
+    by_parts = stretched("ntk_by_parts", alpha=1, beta=4)
+    assert frequencies(stretched("llama3")) == pytest.approx(frequencies(by_parts), rel=1e-12)
 
 
 def test_yarn_by_hand() -> None:
@@ -132,6 +146,37 @@ def test_yarn_by_hand() -> None:
     low, high = (8 * math.log(512 / math.tau / r) / math.log(1e8) for r in (32, 1))
     share = (high - 1) / (high - low)
     assert exact.divisors == pytest.approx([1, 1 / (share + (1 - share) / 4), 4, 4])
+
+
+def test_yarn_scales_the_logits_by_the_square_of_its_temperature() -> None:
+    q = torch.randn(1, 1, 1, 16).double()
+    here = Grid.of(Layout.sequence(1))
+    turned, others = stretched("yarn", factor=8)(q, q, here)
+    contrast = ((turned * others).sum() / (q * q).sum()).item()
+    assert contrast == pytest.approx((0.1 * math.log(8) + 1) ** 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", FIXED)
+def test_equals_loops(method: str) -> None:
+    part = stretched(method)
+    speeds = frequencies(part)
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(1, 2, 9, 16, generator=generator).double() for _ in range(3))
+    grid = Grid.of(Layout.sequence(9, start=100), causal=True)
+
+    def turn(x: torch.Tensor, by: float) -> torch.Tensor:
+        first, second = x[:8], x[8:]
+        cosine = torch.tensor([math.cos(by * each) for each in speeds])
+        sine = torch.tensor([math.sin(by * each) for each in speeds])
+        return part.gain * torch.cat(
+            [first * cosine - second * sine, first * sine + second * cosine]
+        )
+
+    expected = attention_by_loops(
+        q, k, v, grid, logit=lambda a, b, _, at, to: turn(a, at) @ turn(b, to) / 4
+    )
+    got = attend(q, k, v, grid, Encoding.of(part))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", [*FIXED, "dynamic_ntk", "longrope"])
@@ -157,6 +202,15 @@ def test_other_parts_stay() -> None:
     encoding = rope() + create("alibi", heads=2)
     longer = extend(encoding, "yarn", factor=4, length=64)
     assert longer.score is encoding.score
+
+
+def test_partial_rotation_keeps_the_rest() -> None:
+    """Liger #1451."""
+    q = torch.randn(1, 1, 5, 16)
+    part = extend(rope(fraction=0.5), "yarn", factor=4, length=64).query_key
+    assert part is not None
+    turned, _ = part(q, q, Grid.of(Layout.sequence(5)))
+    torch.testing.assert_close(turned[..., 8:], q[..., 8:], rtol=0, atol=0)
 
 
 def test_yarn_tells_of_short_lengths() -> None:
@@ -218,3 +272,13 @@ def test_one_pair_has_no_base() -> None:
     for method in ("ntk", "dynamic_ntk"):
         with pytest.raises(ArgumentError, match="one pair"):
             extend(rope(head_dim=2), method, factor=2, length=64)
+
+
+def test_rounding_can_undo_a_shorter_ramp() -> None:
+    """Why the advice for short lengths names truncate too."""
+    defaults = stretched("yarn").divisors
+    assert stretched("yarn", alpha=0.5, beta=4).divisors == defaults
+    exact = stretched("yarn", alpha=0.5, beta=4, truncate=False).divisors
+    assert exact is not None
+    assert defaults is not None
+    assert exact[1] < defaults[1]

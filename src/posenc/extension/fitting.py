@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 import torch
 from torch import Tensor, nn
 
-from posenc.arguments import Interval, check
+from posenc.arguments import EXACT, Interval, check
 from posenc.encoding import Encoding, Part
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
@@ -22,7 +22,7 @@ Stretch = Annotated[
 
 TRAINED = "In a checkpoint of transformers it is max_position_embeddings."
 
-Trained = Annotated[float, Interval(2, remedy=TRAINED)]
+Trained = Annotated[float, Interval(2, EXACT, remedy=TRAINED)]
 """The trained length in tokens."""
 
 

@@ -10,6 +10,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as lla
 
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.p_rope import PRope
+from posenc.encodings.query_key.rope import Rope
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
 from tests.encodings.image_grids import rotate_axes_by_loops
@@ -50,3 +51,22 @@ def test_equals_transformers(p: float) -> None:
         torch.autograd.grad([x.sin().sum() for x in both], (q, k)) for both in (got, expected)
     ]
     torch.testing.assert_close(*gradients)
+
+
+def test_all_and_nothing() -> None:
+    """p = 1 is RoPE, p = 0 is NoPE."""
+    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    grid = Grid.of(Layout.sequence(5, start=9))
+    expected = Rope(head_dim=8)(q, k, grid)
+    torch.testing.assert_close(PRope(head_dim=8, p=1.0)(q, k, grid), expected)
+    torch.testing.assert_close(PRope(head_dim=8, p=0.0)(q, k, grid), (q, k))
+
+
+def test_it_is_not_a_fraction_of_the_head() -> None:
+    """coreai #66: a head's first half turned is not the fast half of its pairs turned."""
+    x, grid = torch.randn(1, 1, 4, 8), Grid.of(Layout.sequence(4))
+    proportional, _ = PRope(head_dim=8, p=0.5)(x, x, grid)
+    first_half, _ = Rope(head_dim=8, fraction=0.5)(x, x, grid)
+    moved = [(y - x).abs().amax((0, 1, 2)) > 1e-3 for y in (proportional, first_half)]
+    assert moved[0].tolist() == [True, True, False, False] * 2
+    assert moved[1].tolist() == [True] * 4 + [False] * 4

@@ -6,11 +6,17 @@ import math
 
 import pytest
 import torch
+from transformers import GPTNeoXConfig, LlamaConfig
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
+from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb as neox_rotate
 from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as gptj_rotate
 from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as llama_rotate
 
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.rope import Rope
+from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops, rotate_by_loops
 from tests.encodings.grids import GRIDS, inputs
 from tests.support.exhaustive import in_turn
@@ -42,6 +48,31 @@ def test_a_pair_by_hand() -> None:
     torch.testing.assert_close(turned[0, 0], torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
 
 
+def test_equals_llama() -> None:
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, head_dim=16)
+    positions = torch.arange(3, 53).unsqueeze(0)
+    q, k = torch.randn(2, 4, 50, 16), torch.randn(2, 2, 50, 16)
+    cosine, sine = LlamaRotaryEmbedding(config)(q, positions)
+    expected = llama_rotate(q, k, cosine, sine)
+    grid = Grid.of(Layout.sequence(50, start=3))
+    torch.testing.assert_close(Rope(head_dim=16)(q, k, grid), tuple(expected))
+
+
+def test_equals_neox_with_a_fraction() -> None:
+    """Liger #1451: partial rotation turns the first features, and leaves the rest alone."""
+    config = GPTNeoXConfig(hidden_size=64, num_attention_heads=4)
+    config.rope_parameters = {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+    }
+    q, k = torch.randn(2, 4, 9, 16), torch.randn(2, 4, 9, 16)
+    cosine, sine = GPTNeoXRotaryEmbedding(config)(q, torch.arange(9).unsqueeze(0))
+    expected = neox_rotate(q, k, cosine, sine)
+    rope = Rope(head_dim=16, fraction=0.25)
+    torch.testing.assert_close(rope(q, k, Grid.of(Layout.sequence(9))), tuple(expected))
+
+
 def test_equals_gptj() -> None:
     """transformers #25199: half and adjacent pairs are not to be mixed up."""
     x = torch.randn(2, 9, 4, 16)
@@ -55,12 +86,50 @@ def test_equals_gptj() -> None:
     assert not torch.allclose(half, expected, atol=0.1)
 
 
+def test_products_of_like_tokens_fade_with_distance() -> None:
+    rope = Rope(head_dim=64)
+    one = torch.ones(1, 1, 1, 64)
+    keys = one.expand(1, 1, 400, 64)
+    turned, others = rope(one, keys, Grid(Layout.sequence(1), Layout.sequence(400)))
+    product = (turned @ others.mT).flatten()
+    means = [product[a : a + 50].mean().item() for a in (0, 100, 300)]
+    assert means[0] > means[1] > means[2]
+
+
+def test_angles_stay_exact_in_bfloat16() -> None:
+    """transformers #29285, gpt-neox #1003: bf16 positions and frequencies collide."""
+    rope = Rope(head_dim=64).bfloat16()
+    angles = rope.angles(Layout.sequence(4096))
+    assert angles.dtype == torch.float32
+    exact = torch.arange(4096.0, dtype=torch.float64).unsqueeze(-1) * torch.pow(
+        10000.0, -torch.arange(0, 64, 2, dtype=torch.float64) / 64
+    )
+    assert ((angles[0] - exact) / 2).sin().abs().max().item() < 2e-7
+    assert len(angles[0, :, 0].unique()) == 4096
+
+
 def test_autocast_does_not_collapse_positions() -> None:
     """diffusers #13920: an autocast matmul collapses positions from 65536 on."""
     rope = Rope(head_dim=8)
     with torch.autocast("cpu", torch.bfloat16):
         angles = rope.angles(Layout.sequence(64, start=70_000))
     assert len(angles[0, :, 0].unique()) == 64
+
+
+def test_half_inputs_come_back_half() -> None:
+    """timm #2794: rotation silently upcasts half inputs."""
+    for dtype in (torch.float16, torch.bfloat16):
+        x = torch.randn(1, 2, 5, 8).to(dtype)
+        for turned in Rope(head_dim=8)(x, x, Grid.of(Layout.sequence(5))):
+            assert turned.dtype == dtype
+
+
+def test_double_backward() -> None:
+    """rotary-embedding-torch #18."""
+    rope = Rope(head_dim=4, learned=True).double()
+    x = torch.randn(1, 1, 3, 4, dtype=torch.float64, requires_grad=True)
+    grid = Grid.of(Layout.sequence(3))
+    torch.autograd.gradgradcheck(lambda x: rope(x, x, grid)[0], (x,))
 
 
 def test_learned_frequencies_start_at_the_fixed_ones() -> None:
@@ -71,3 +140,15 @@ def test_learned_frequencies_start_at_the_fixed_ones() -> None:
     learned(x, x, grid)[0].sum().backward()
     assert learned.log_frequencies is not None
     assert learned.log_frequencies.grad is not None
+
+
+def test_one_head() -> None:
+    """Liger #342: a single head."""
+    x = torch.randn(1, 1, 3, 8)
+    assert Rope(head_dim=8)(x, x, Grid.of(Layout.sequence(3)))[0].shape == x.shape
+
+
+def test_another_head_width_is_refused() -> None:
+    x = torch.randn(1, 1, 3, 8)
+    with pytest.raises(ArgumentError, match="head width 16"):
+        Rope(head_dim=16)(x, x, Grid.of(Layout.sequence(3)))

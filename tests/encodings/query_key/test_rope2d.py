@@ -16,7 +16,9 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import (
 )
 
 from posenc import Encoding, Grid, Layout, attend
+from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.rope2d import Rope2d
+from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import inputs
 from tests.encodings.image_grids import IMAGES, rotate_axes_by_loops
@@ -78,3 +80,32 @@ def test_equals_dinov3_at_its_centred_positions() -> None:
     centred = 2 * (layout.positions + 0.5) / torch.tensor([4.0, 3.0]) - 1
     grid = Grid.of(layout.with_positions(2 * math.pi * centred))
     torch.testing.assert_close(Rope2d(head_dim=16)(q, k, grid), tuple(expected))
+
+
+def test_one_axis_is_rope_of_half_the_head() -> None:
+    """In a single column, the column's half stands still and the row's is RoPE."""
+    column = Layout.image(7, 1)
+    x = torch.randn(1, 2, 7, 16)
+    turned, _ = Rope2d(head_dim=16, pairing="adjacent")(x, x, Grid.of(column))
+    rope = Rope(head_dim=8, base=100.0, pairing="adjacent")
+    alone, _ = rope(x[..., :8], x[..., :8], Grid.of(Layout.sequence(7)))
+    torch.testing.assert_close(turned, torch.cat([alone, x[..., 8:]], dim=-1))
+
+
+def test_rows_and_columns_are_not_mixed_up() -> None:
+    """mae #67: a transposed meshgrid passes on squares, and on non-square images is wrong."""
+    x = torch.randn(1, 1, 6, 8)
+    rope = Rope2d(head_dim=8)
+    tall, _ = rope(x, x, Grid.of(Layout.image(3, 2)))
+    wide, _ = rope(x, x, Grid.of(Layout.image(2, 3)))
+    assert not torch.allclose(tall, wide, atol=1e-2)
+    # Cell 3 stands at (1, 1) in the tall image and at (1, 0) in the wide one.
+    torch.testing.assert_close(tall[..., 3, 0], wide[..., 3, 0])
+    assert not torch.allclose(tall[..., 3, 2], wide[..., 3, 2], atol=1e-3)
+
+
+def test_texts_are_refused() -> None:
+    """positional-encodings #42: a wrong number of axes is an error, not a wrong rotation."""
+    q = torch.randn(1, 1, 3, 8)
+    with pytest.raises(ArgumentError, match="2 axes"):
+        attend(q, q, q, Grid.of(Layout.sequence(3)), Encoding(query_key=Rope2d(head_dim=8)))

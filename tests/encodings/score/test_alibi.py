@@ -8,7 +8,7 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
 import posenc
-from posenc import Grid, attend
+from posenc import Grid, Layout, attend
 from posenc.encodings.score.alibi import Alibi, geometric_slopes
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
@@ -44,6 +44,12 @@ def test_a_number_by_hand() -> None:
     assert Alibi(heads=8).bias(torch.tensor([-3.0]))[2].item() == -0.375
 
 
+def test_never_rewards_the_future() -> None:
+    bias = Alibi(heads=6).bias(torch.arange(-50.0, 51.0))
+    assert (bias <= 0).all()
+    torch.testing.assert_close(bias, bias.flip(1))
+
+
 def test_half_precision_tells_the_last_tokens_apart() -> None:
     """flash-attention #845: slopes cast to half; bf16 biases merge neighbours far out."""
     alibi = Alibi(heads=8, learned=True).bfloat16()
@@ -56,6 +62,15 @@ def test_long_biases_do_not_overflow() -> None:
     """pytorch #107959: an ALiBi bias at 8192 overflows."""
     bias = Alibi(heads=4).half().bias(torch.arange(-100_000.0, 0.0, 1000.0))
     assert bias.isfinite().all()
+
+
+def test_queries_after_the_keys_align_by_position() -> None:
+    """FIELD: bottom-right alignment for q ≠ k lengths comes from positions, not from shapes."""
+    alibi = Alibi(heads=2)
+    grid = Grid(Layout.sequence(1, start=9), Layout.sequence(10))
+    q, k = torch.zeros(1, 2, 1, 4), torch.zeros(1, 2, 10, 4)
+    row = alibi(q, k, grid, scale=1.0)[0, 0, 0]
+    assert row.tolist() == [-geometric_slopes(2)[0] * (9 - j) for j in range(10)]
 
 
 def test_learned_slopes_train_and_stay_positive() -> None:

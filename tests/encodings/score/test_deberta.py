@@ -1,4 +1,4 @@
-"""DeBERTa's logits against loops and against transformers' attention of the first version."""
+"""DeBERTa's logits against loops and against transformers' attention of both versions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import Tensor
-from transformers import DebertaConfig
+from transformers import DebertaConfig, DebertaV2Config
 from transformers.models.deberta.modeling_deberta import DisentangledSelfAttention as AttentionV1
 from transformers.models.deberta.modeling_deberta import build_relative_position as offsets_v1
+from transformers.models.deberta_v2.modeling_deberta_v2 import (
+    DisentangledSelfAttention as AttentionV2,
+)
+from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position as offsets_v2
+from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
@@ -103,6 +108,42 @@ def test_default_scale_counts_three_terms() -> None:
     assert Encoding(score=make()).default_scale(12) == pytest.approx(1 / 6)
 
 
+def test_position_to_content_reads_the_offset_from_the_key() -> None:
+    """METHODS: the third term reads δ(j, i); released code reads δ(i, j) there."""
+    grid = Grid.of(Layout.sequence(4))
+    q = torch.zeros(1, 6, 4, 8, dtype=torch.float64)
+    k = torch.randn(1, 6, 4, 8, dtype=torch.float64)
+    for lookup, sign in (("paper", 1), ("released", -1)):
+        part = make(max_distance=9, lookup=lookup)
+        assert part.query is not None
+        rows = part.query(part.relative.rows).view(18, 6, 8)
+        scores = part(q, k, grid, scale=1.0)
+        for i in range(4):
+            for j in range(4):
+                expected = (k[0, :, j] * rows[9 + sign * (j - i)]).sum(-1)
+                torch.testing.assert_close(scores[0, :, i, j], expected)
+
+
+def test_clamping_before_or_after_differs_beyond_minus_511() -> None:
+    """FIELD: Microsoft clamps before bucketing, transformers after; rows 1 and 0 of 512."""
+    ahead = torch.tensor([[510.0], [511.0], [512.0], [513.0], [10000.0]])
+    rows = {
+        clamp: RelativeEmbeddings(dim=1, buckets=256, clamp=clamp) for clamp in ("before", "after")
+    }
+    assert rows["before"].delta(ahead).tolist() == [1, 1, 1, 1, 1]
+    assert rows["after"].delta(ahead).tolist() == [1, 1, 0, 0, 0]
+    behind = torch.arange(0.0, 600.0).neg().unsqueeze(-1)
+    assert torch.equal(rows["before"].delta(behind), rows["after"].delta(behind))
+
+
+def test_log_buckets_equal_transformers() -> None:
+    distances = torch.arange(-1500, 1501)
+    theirs = make_log_bucket_position(distances, 256, 512).long()
+    expected = (theirs + 256).clamp(0, 511)
+    ours = RelativeEmbeddings(dim=1, buckets=256, clamp="after")
+    assert torch.equal(ours.delta(-distances.float().unsqueeze(-1)), expected)
+
+
 @pytest.mark.parametrize("clamp", ["before", "after"])
 @pytest.mark.parametrize(("buckets", "most"), [(4, 6), (6, 100), (32, 128), (64, 40)])
 def test_log_buckets_equal_fractions(buckets: int, most: int, clamp: str) -> None:
@@ -161,6 +202,80 @@ def test_equals_transformers_version_1(length: int) -> None:
         torch.testing.assert_close(gradient, reference)
 
 
+@pytest.mark.parametrize("projections", ["content", "own"])
+@pytest.mark.parametrize("length", [1, 7, 30])
+def test_equals_transformers_version_2(length: int, projections: str) -> None:
+    """With the content's projections their gradients come from content and positions alike."""
+    torch.manual_seed(9)
+    config = DebertaV2Config(
+        hidden_size=12,
+        num_attention_heads=3,
+        relative_attention=True,
+        pos_att_type=["c2p", "p2c"],
+        max_relative_positions=20,
+        position_buckets=8,
+        share_att_key=projections == "content",
+    )
+    theirs = AttentionV2(config).double().eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    rows = torch.randn(16, 12, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, length, 12, dtype=torch.float64, requires_grad=True)
+    mask = torch.ones(2, 1, length, length, dtype=torch.bool)
+    relative = offsets_v2(x, x, bucket_size=8, max_position=20)
+    expected, _ = theirs(x, mask, relative_pos=relative, rel_embeddings=rows)
+
+    part = Deberta(
+        dim=12,
+        heads=3,
+        head_dim=4,
+        max_distance=20,
+        buckets=8,
+        clamp="after",
+        projections=projections,  # type: ignore[arg-type]
+        lookup="released",
+    )
+    layer = posenc.Attention(dim=12, heads=3, encoding=Encoding(score=part), bias=True).double()
+    layer.query.load_state_dict(theirs.query_proj.state_dict())
+    layer.key.load_state_dict(theirs.key_proj.state_dict())
+    layer.value.load_state_dict(theirs.value_proj.state_dict())
+    with torch.no_grad():
+        layer.output.weight.copy_(torch.eye(12))
+        layer.output.bias.zero_()
+        part.relative.rows.copy_(rows)
+    pairs = [(x, x), (part.relative.rows, rows)]
+    pairs += [(layer.query.weight, theirs.query_proj.weight)]
+    pairs += [(layer.query.bias, theirs.query_proj.bias)]
+    pairs += [(layer.key.weight, theirs.key_proj.weight)]
+    if part.query is not None and part.key is not None:
+        part.query.load_state_dict(theirs.pos_query_proj.state_dict())
+        with torch.no_grad():
+            part.key.weight.copy_(theirs.pos_key_proj.weight)
+        pairs += [(part.query.weight, theirs.pos_query_proj.weight)]
+        pairs += [(part.query.bias, theirs.pos_query_proj.bias)]
+        pairs += [(part.key.weight, theirs.pos_key_proj.weight)]
+    got = layer(x, Layout.sequence(length))
+    near = {"atol": 1e-5, "rtol": 1e-5}  # their scale is a float32 square root
+    torch.testing.assert_close(got, expected, **near)
+    weight = torch.randn_like(got)
+    mine = torch.autograd.grad((got * weight).sum(), [a for a, _ in pairs])
+    wanted = torch.autograd.grad((expected * weight).sum(), [b for _, b in pairs])
+    for gradient, reference in zip(mine, wanted, strict=True):
+        torch.testing.assert_close(gradient, reference, **near)
+
+
+def test_queries_may_be_fewer_than_keys() -> None:
+    """FIELD: transformers swaps two sizes if lengths differ; here rows are the whole's."""
+    part = make(max_distance=12, buckets=6)
+    q, k, v = inputs(Grid.of(Layout.sequence(9)))
+    layout = Layout.sequence(9)
+    whole = attend(q, k, v, Grid.of(layout), Encoding(score=part))
+    some = Grid(layout.slice(2, 6), layout)
+    torch.testing.assert_close(
+        attend(q[:, :, 2:6], k, v, some, Encoding(score=part)), whole[:, :, 2:6]
+    )
+
+
 def test_content_projections_serve_grouped_heads() -> None:
     """Shared key heads: each group's key rows are repeated to its query heads."""
     part = Deberta(dim=12, heads=6, head_dim=2, max_distance=3, projections="content")
@@ -198,6 +313,15 @@ def test_borrowed_projections_must_be_there_and_fit() -> None:
     posenc.Attention(dim=12, heads=3, encoding=Encoding(score=part))
     with pytest.raises(ArgumentError, match="other layer"):
         posenc.Attention(dim=12, heads=3, encoding=Encoding(score=part))
+
+
+def test_layers_share_embeddings_but_not_projections() -> None:
+    layers = posenc.create_layers("deberta", layers=3, dim=12, heads=3, normalize=True)
+    parts = [layer.score for layer in layers]
+    assert len({id(part.relative) for part in parts}) == 1  # type: ignore[union-attr]
+    assert len({id(part.query) for part in parts}) == 3  # type: ignore[union-attr]
+    normal = parts[0].relative()  # type: ignore[union-attr, operator]
+    torch.testing.assert_close(normal.mean(-1), torch.zeros(1024), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("projections", ["own", "content"])

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import posenc
 from posenc import Encoding, Grid, Layout, attend
+from posenc.attention import LayerCache
 from posenc.encodings.score.shaw import shaw
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
@@ -49,3 +51,34 @@ def test_a_number_by_hand() -> None:
     grid = Grid.of(Layout.sequence(2), causal=True)
     output = attend(one, zero, zero, grid, encoding, scale=1.0)
     assert output.flatten().tolist() == pytest.approx([20.0, 17.5])
+
+
+def test_each_cached_token_of_a_chunk_has_its_own_row() -> None:
+    """transformers #19045: cached multi-token chunks all got the last query's positions."""
+    encoding, _, _ = make()
+    torch.manual_seed(1)
+    layer = posenc.Attention(dim=16, heads=2, encoding=encoding, causal=True).double().eval()
+    x = torch.randn(1, 9, 16, dtype=torch.float64)
+    cache = LayerCache()
+    first = layer(x[:, :4], Layout.sequence(4), cache=cache)
+    second = layer(x[:, 4:], Layout.sequence(5, start=4), cache=cache)
+    whole = layer(x, Layout.sequence(9))
+    torch.testing.assert_close(torch.cat([first, second], dim=1), whole)
+
+
+def test_offsets_beyond_every_row_are_clipped() -> None:
+    """transformers #17026: an index error beyond the maximum."""
+    encoding, _, _ = make()
+    grid = Grid(Layout.sequence(1, start=10**6), Layout.sequence(1))
+    q, k, v = inputs(grid)
+    assert attend(q, k, v, grid, encoding).isfinite().all()
+
+
+def test_clip_zero_knows_no_order() -> None:
+    """FIELD: the published control; with k = 0 every offset is alike."""
+    encoding, _, _ = make(0)
+    q, k, v = inputs(GRIDS["both ways"])
+    order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
+    grid = GRIDS["both ways"]
+    moved = attend(q, k[:, :, order], v[:, :, order], grid, encoding)
+    torch.testing.assert_close(moved, attend(q, k, v, grid, encoding))

@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from transformers import SwinConfig
 from transformers.models.swin import modeling_swin
 
+import posenc
 from posenc import Encoding, Grid, Layout, attend
+from posenc.encoding import BucketedTerms
 from posenc.encodings.common.window import Window
 from posenc.encodings.score.swin import Swin
 from posenc.errors import LengthError
@@ -41,6 +44,28 @@ BY_HAND = [
 def test_every_entry_of_a_two_by_three_window() -> None:
     offset = Grid.of(Layout.image(2, 3)).offset
     assert Window(2, 3).index(offset)[0].tolist() == BY_HAND
+
+
+def test_the_index_step_by_step() -> None:
+    rows = [0, 0, 0, 1, 1, 1]
+    columns = [0, 1, 2, 0, 1, 2]
+    down = [[a - b for b in rows] for a in rows]
+    across = [[a - b for b in columns] for a in columns]
+    assert down[0] == [0, 0, 0, -1, -1, -1]
+    assert across[0] == [0, -1, -2, 0, -1, -2]
+    down = [[entry + 1 for entry in line] for line in down]
+    across = [[entry + 2 for entry in line] for line in across]
+    down = [[entry * 5 for entry in line] for line in down]
+    summed = [
+        [y + x for y, x in zip(*lines, strict=True)] for lines in zip(down, across, strict=True)
+    ]
+    assert summed == BY_HAND
+
+
+def test_the_index_by_closed_form() -> None:
+    # n = 5 (⌊i/3⌋ - ⌊j/3⌋ + 1) + (i mod 3 - j mod 3) + 2.
+    closed = [[5 * (i // 3 - j // 3 + 1) + (i % 3 - j % 3) + 2 for j in range(6)] for i in range(6)]
+    assert closed == BY_HAND
 
 
 def test_rows_of_a_window_that_is_not_square_do_not_collide() -> None:
@@ -75,6 +100,45 @@ def regions(height: int, width: int, window: int, shift: int) -> Tensor:
     return ((rows // window).unsqueeze(1) * line + columns // window).reshape(1, -1)
 
 
+@pytest.mark.parametrize("shift", [0, 1, 2])
+@pytest.mark.parametrize("size", [(8, 8), (8, 12)])
+def test_windows_are_documents_shifted_or_not(size: tuple[int, int], shift: int) -> None:
+    """A Swin layer's rolling, masking and unrolling are one attention over documents."""
+    config = SwinConfig(
+        window_size=4, embed_dim=12, num_heads=[3], depths=[1], drop_path_rate=0.0, qkv_bias=True
+    )
+    config._attn_implementation = "eager"
+    theirs = modeling_swin.SwinLayer(config, dim=12, input_resolution=size, num_heads=3).eval()
+    theirs.shift_size = shift
+    torch.nn.init.normal_(theirs.attention.relative_position_bias.relative_position_bias_table)
+    swin = Swin(heads=3, window=(4, 4))
+    layer = posenc.Attention(dim=12, heads=3, encoding=Encoding.of(swin), bias=True).eval()
+    with torch.no_grad():
+        table = theirs.attention.relative_position_bias.relative_position_bias_table
+        swin.table.copy_(table.T)
+        pairs = (
+            (layer.query, theirs.attention.q_proj),
+            (layer.key, theirs.attention.k_proj),
+            (layer.value, theirs.attention.v_proj),
+            (layer.output, theirs.attention.o_proj),
+        )
+        for ours, other in pairs:
+            ours.load_state_dict(other.state_dict())
+    x = torch.randn(2, size[0] * size[1], 12)
+    layout = replace(Layout.image(*size), document=regions(*size, 4, shift))
+    normed = theirs.layernorm_before(x)
+    found = layer(normed, layout)
+
+    windows = modeling_swin.window_partition(
+        theirs.cyclic_shift(normed.view(2, *size, 12)), 4
+    ).flatten(1, 2)
+    mask = theirs.get_attn_mask(*size, dtype=x.dtype, device=x.device)
+    attended = theirs.attention(windows, mask)[0].view(-1, 4, 4, 12)
+    merged = modeling_swin.window_reverse(attended, 4, *size)
+    expected = theirs.cyclic_shift(merged, reverse=True).flatten(1, 2)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "grid",
     [
@@ -97,6 +161,37 @@ def test_equals_loops(grid: Grid) -> None:
                 nowhere = special is not None and bool(special[0, i] or special[0, j])
                 expected = torch.zeros(3) if nowhere else swin.table[:, n]
                 assert found[b, :, i, j].equal(expected)
+
+
+def test_lowered_whole_images_are_the_definition() -> None:
+    swin = Swin(heads=3, window=(4, 5))
+    grid = Grid(Layout.image(3, 5), Layout.image(4, 2))
+    (group,) = swin.lower(torch.zeros(1, 3, 15, 4), torch.zeros(1, 3, 8, 4), grid, scale=1.0)
+    assert isinstance(group, BucketedTerms)
+    assert group.table is not None
+    dense = group.table[:, group.bucket(grid.offset)].transpose(0, 1)
+    torch.testing.assert_close(dense, bias(swin, grid))
+    special = Grid.of(Layout.image(3, 5, prefix=1))
+    assert (
+        swin.lower(torch.zeros(1, 3, 16, 4), torch.zeros(1, 3, 16, 4), special, scale=1.0) is None
+    )
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout.image(3, 4),
+        Layout.image(2, 5),
+        Layout.at(torch.tensor([[[0.0, 0.0], [2.6, 0.0]]])),
+        Layout.image(3, 4).slice(0, 12),
+    ],
+    ids=["too high", "too wide", "a fraction too far", "positions"],
+)
+def test_offsets_outside_the_window_are_refused(layout: Layout) -> None:
+    swin = Swin(heads=2, window=(2, 4))
+    q = torch.zeros(1, 2, layout.length, 4)
+    with pytest.raises(LengthError, match="2 by 4 cells"):
+        attend(q, q, q, Grid.of(layout), Encoding.of(swin))
 
 
 def test_an_image_known_by_its_size_is_refused_on_any_device() -> None:
@@ -130,3 +225,11 @@ def test_unchecked_offsets_outside_become_nan_not_a_neighbour(
         [False, False, False],
         [True, False, False],
     ]
+
+
+def test_initial_values_and_a_table_a_layer() -> None:
+    torch.manual_seed(0)
+    first, second = posenc.create_layers("swin", layers=2, heads=8)
+    assert first.score is not second.score
+    assert first.score.table.shape == (8, 13 * 13)
+    assert first.score.table.std().item() == pytest.approx(0.02, rel=0.1)

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import T5Config
+from transformers.models.t5.modeling_t5 import T5Attention
 
-from posenc import Encoding, Grid, attend
+from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.score.t5 import T5, log_boundaries
 from posenc.testing.oracles import attention_by_loops, t5_bucket_by_loops
 from tests.encodings.grids import GRIDS, inputs
@@ -57,3 +59,33 @@ def test_distances_on_a_log_boundary_do_not_slip() -> None:
     boundaries = log_boundaries(16, 128)
     assert {16, 32, 64} <= set(boundaries)
     assert log_boundaries(32, 128)[:16] == tuple(range(1, 17))
+
+
+@pytest.mark.parametrize("decoder", [False, True])
+def test_equals_transformers(decoder: bool) -> None:
+    config = T5Config(num_heads=3, d_model=24, d_kv=8, is_decoder=decoder)
+    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0).eval()
+    weight = theirs.relative_attention_bias.weight.detach()
+    ours = T5(heads=3, causal=decoder)
+    with torch.no_grad():
+        ours.table.copy_(weight.T)
+    q, k = torch.zeros(1, 3, 40, 8), torch.zeros(1, 3, 300, 8)
+    grid = Grid(Layout.sequence(40, start=0), Layout.sequence(300))
+    expected = theirs.compute_bias(40, 300)
+    torch.testing.assert_close(ours(q, k, grid, scale=1.0), expected)
+
+
+def test_initial_values_are_t5s() -> None:
+    assert T5(heads=64, dim=256).table.std().item() == pytest.approx(256**-0.5, rel=0.1)
+
+
+def test_a_learned_bias_gets_the_gradient_of_all_its_pairs() -> None:
+    """attention-gym #20: gradients of learned biases."""
+    t5 = T5(heads=1, buckets=4, max_distance=5, causal=True)
+    grid = Grid.of(Layout.sequence(4), causal=True)
+    q = torch.zeros(1, 1, 4, 2)
+    (t5(q, q, grid, scale=1.0) * grid.visible).sum().backward()
+    # Distance 0 four times, 1 three, then 2 and 3 share the log buckets from 2 and from 4 on.
+    assert t5.table.grad is not None
+    assert t5.table.grad[0].tolist()[:2] == [4.0, 3.0]
+    assert t5.table.grad.sum().item() == 10.0

@@ -10,7 +10,8 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.encoding import BucketedTerms
+from posenc.attention import LayerCache
+from posenc.encoding import BucketedTerms, LowRank
 from posenc.encodings.score import transformer_xl as module
 from posenc.encodings.score.transformer_xl import TransformerXL
 from posenc.testing.oracles import attention_by_loops
@@ -59,6 +60,94 @@ def test_a_number_by_hand() -> None:
     # The product q·k is attention's own; u·k = 12; (2 + 5) · (6 sin 2 + 7 cos 2).
     expected = 12 + 7 * (6 * math.sin(2) + 7 * math.cos(2))
     assert part(q, k, grid, scale=1.0).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 5), (3, 8), (1, 6), (7, 7)])
+def test_equals_its_own_relative_shift(queries: int, keys: int) -> None:
+    """Distances K-1 … 0, a zero column in front, and a reshape: right wherever j ≤ i."""
+    part = make().requires_grad_(False)
+    grid = Grid(Layout.sequence(queries, start=keys - queries), Layout.sequence(keys), causal=True)
+    q, k, _ = inputs(grid)
+    k = k.repeat_interleave(2, dim=1)
+    rows = torch.stack([wave(keys - 1 - n, 10) for n in range(keys)]) @ part.weight.mT
+    products = (q + part.biases.position.unsqueeze(1)) @ rows.mT
+    padded = torch.cat([products.new_zeros(2, 6, queries, 1), products], dim=-1)
+    shifted = padded.reshape(2, 6, keys + 1, queries)[:, :, 1:].reshape(2, 6, queries, keys)
+    content = (part.biases.content.unsqueeze(1) * k).sum(-1)
+    expected = 0.5 * (shifted + content.unsqueeze(2))
+    got = part(q, k, grid, scale=0.5)
+    hidden = ~grid.visible
+    torch.testing.assert_close(got.masked_fill(hidden, 0), expected.masked_fill(hidden, 0))
+
+
+def test_low_rank_on_irregular_layouts_has_the_same_gradients() -> None:
+    """The sum of angles instead of one row an offset; positions get gradients too."""
+    part = make()
+    plain = Layout.sequence(9)
+    times = plain.positions.double().requires_grad_()
+    grids = (Grid.of(plain, causal=True), Grid.of(Layout.at(times), causal=True))
+    q, k, v = (x.requires_grad_() for x in inputs(grids[0]))
+    terms = part.lower(q, k.repeat_interleave(2, dim=1), grids[1], scale=0.3)
+    assert terms is not None
+    assert all(isinstance(term, LowRank) for term in terms)
+    leaves = [q, k, v, *part.parameters()]
+    results = []
+    for grid in grids:
+        output = attend(q, k, v, grid, Encoding(score=part))
+        loss = output.sin().sum()
+        results.append([output, *torch.autograd.grad(loss, leaves, retain_graph=True)])
+    for regular, irregular in zip(*results, strict=True):
+        torch.testing.assert_close(regular, irregular)
+    (slope,) = torch.autograd.grad(loss, times)
+    assert slope.abs().max() > 0
+
+
+def test_far_positions_keep_their_accuracy() -> None:
+    """Two tokens a million from the start are told apart as near it, though low rank."""
+    part = make().requires_grad_(False)
+    near, far = (Layout.at(torch.tensor([0.0, 1.0, 5.0]) + start) for start in (0.0, 1e6))
+    q, k, _ = inputs(Grid.of(near))
+    k = k.repeat_interleave(2, dim=1)
+    scores = [part(q, k, Grid.of(layout), scale=1.0) for layout in (near, far)]
+    torch.testing.assert_close(*scores)
+
+
+def test_segment_memory_carries_keys_with_their_layout() -> None:
+    """Segment by segment with a memory equals one pass."""
+    layer = posenc.Attention(
+        dim=16, heads=2, encoding=Encoding(score=make(dim=16, heads=2)), causal=True
+    )
+    layer = layer.double().eval()
+    x = torch.randn(1, 12, 16, dtype=torch.float64)
+    memory = LayerCache()
+    segments = [layer(x[:, s : s + 4], Layout.sequence(4, s), cache=memory) for s in (0, 4, 8)]
+    torch.testing.assert_close(torch.cat(segments, dim=1), layer(x, Layout.sequence(12)))
+
+
+def test_offsets_are_not_clipped() -> None:
+    part = make().requires_grad_(False)
+    q, k, _ = inputs(GRIDS["one token"])
+    k = k.repeat_interleave(2, dim=1)
+    scores = [
+        part(q, k, Grid(Layout.sequence(1, start=at), Layout.sequence(1)), scale=1.0)
+        for at in (1000, 2000, 4000)
+    ]
+    assert not torch.allclose(scores[0], scores[1])
+    assert not torch.allclose(scores[1], scores[2])
+
+
+def test_layers_share_biases_but_not_projections() -> None:
+    first, second, third = posenc.create_layers("transformer_xl", layers=3, dim=16, heads=2)
+    parts = [layer.score for layer in (first, second, third)]
+    assert all(isinstance(part, TransformerXL) for part in parts)
+    assert len({id(part.biases) for part in parts}) == 1  # type: ignore[union-attr]
+    assert len({id(part.weight) for part in parts}) == 3  # type: ignore[union-attr]
+
+
+def test_initial_values() -> None:
+    part = TransformerXL(dim=64, heads=8, head_dim=64)
+    for parameter in part.parameters():
+        assert parameter.std().item() == pytest.approx(0.02, rel=0.15)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -70,3 +70,22 @@ def test_equals_transformers(queries: int, keys: int, causal: bool, regular: boo
     wanted: list[Tensor] = [*other[:-1], other[-1].permute(1, 2, 0)]
     for gradient, reference in zip(mine, wanted, strict=True):
         torch.testing.assert_close(gradient, reference, atol=1e-5, rtol=1e-5)
+
+
+def test_shift_slices_before_it_crops() -> None:
+    """FIELD: XLNet runs from K to -Q and slices; Transformer-XL pads: not interchangeable."""
+    keys = queries = 4
+    products = torch.arange(float(queries * (keys + queries))).view(1, 1, queries, -1)
+    shifted = XLNetRelativeAttention.rel_shift_bnij(products, klen=keys)[0, 0]
+    for i in range(queries):
+        for j in range(keys):
+            distance = i - j
+            assert shifted[i, j] == products[0, 0, i, keys - distance]
+
+
+def test_keys_ahead_are_told_from_keys_behind() -> None:
+    part = ours(theirs()).requires_grad_(False)
+    q, k = torch.randn(2, 1, 3, 5, 4, dtype=torch.float64)
+    same = k[:, :, :1].expand_as(k)
+    scores = part(q, same, Grid.of(Layout.sequence(5)), scale=1.0)
+    assert not torch.allclose(scores[..., 2, 1], scores[..., 2, 3])

@@ -56,7 +56,7 @@ def test_all_that_prints_does_so_by_the_one_console() -> None:
 
 PYTHON, OPTION = r"\bposenc\.[a-z]|in Python\b", "--"
 LIBRARY = ("storage.py", "models", "encodings", "transformers/acceleration")
-LIBRARY += ("transformers/stretching", "transformers/checkpoints")
+LIBRARY += ("transformers/stretching", "transformers/checkpoints.py")
 
 
 @pytest.mark.parametrize(
