@@ -23,8 +23,6 @@ from posenc.attention.backends.flex import Entries, Flex, score_mod
 from posenc.attention.call import Call
 from posenc.attention.problem.problem import Problem
 from posenc.errors import BackendRefusal
-from tests.testing.attention_cases import Sizes
-from tests.testing.attention_fuzz import Scope, fuzz
 
 HEADS, KEY_HEADS, WIDTH = 4, 2, 16
 
@@ -33,7 +31,11 @@ ENCODINGS = {
     "rope": posenc.create("rope", head_dim=WIDTH),
     "alibi": posenc.create("alibi", heads=HEADS),
     "shaw keys": Encoding(score=posenc.create("shaw", head_dim=WIDTH, max_distance=5).score),
+    "transformer_xl": posenc.create("transformer_xl", dim=64, heads=HEADS, head_dim=WIDTH),
     "deberta": posenc.create("deberta", dim=64, heads=HEADS, head_dim=WIDTH, max_distance=6),
+    "few rows": posenc.create(
+        "deberta", dim=64, heads=HEADS, head_dim=WIDTH, max_distance=30, buckets=4
+    ),
 }
 
 T5 = {
@@ -41,13 +43,24 @@ T5 = {
     for causal in (False, True)
 }
 
+IMAGE_ENCODINGS = {
+    "swin": posenc.create("swin", heads=HEADS, window=(5, 6)),
+    "irpe keys": Encoding(score=posenc.create("irpe", heads=HEADS, head_dim=WIDTH).score),
+}
 
 PADDED = Layout.padded([33, 9, 0], side="left")
 
 GRIDS = {
     "dense": Grid.of(Layout.sequence(33)),
     "causal": Grid.of(Layout.sequence(33), causal=True),
+    "window": Grid.of(Layout.sequence(33), causal=True, window=5),
     "chunk": Grid(Layout.sequence(9, 24), Layout.sequence(33), causal=True),
+    "nothing to see": Grid(Layout.sequence(9), Layout.sequence(7, 5), causal=True),
+}
+
+MARKED = {
+    "padded": Grid.of(PADDED, causal=True),
+    "packed": Grid.of(Layout.packed([20, 13]), window=7),
 }
 
 
@@ -67,30 +80,51 @@ def inputs(grid: Grid) -> list[Tensor]:
     return [torch.randn(rows, *size, WIDTH) for size in sizes]
 
 
-SERVED = ("nope", "rope", "alibi", "t5", "kerple", "transformer_xl", "deberta", "swin", "irpe")
-
-CALLS = Scope(
-    backends=("flex",),
-    names=SERVED,
-    sizes=Sizes(
-        longest=(3, 20, 50, 80),
-        head_dims=(16, 32),
-        value_dims=(None,),
-        dtypes=(torch.float32, torch.float32, torch.bfloat16),
-        many=0.0,
-        wrong=0.0,
-        repeated=1.0,
-    ),
-)
-"""Random calls without gradients."""
+def check(encoding: Encoding, grid: Grid, **extras: Any) -> None:
+    for parameter in encoding.parameters():
+        if not parameter.any():  # what starts at zero would hide mistakes
+            torch.nn.init.normal_(parameter)
+    given = inputs(grid)
+    problem = Call(*given, grid, encoding, **extras).problem().rotated
+    plan = Flex().plan(problem)
+    assert isinstance(plan, Plan), plan
+    got, lse = plan.run(lse=True)
+    assert lse is not None
+    wide = [x.double() for x in given]
+    options: dict[str, Any] = {"backend": "reference", "return_lse": True}
+    expected, sums = attend(*wide, grid, encoding, **options, **extras)
+    torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(lse.double(), sums, atol=2e-5, rtol=2e-5)
+    assert plan.run().lse is None
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.usefixtures("_not_compiled")
-def test_random_calls() -> None:
-    """Documents, padding, sinks and caps, images, and queries that see nothing."""
-    served = {case.name for case, backends in fuzz(80, scope=CALLS) if backends}
-    assert served == set(SERVED)
+@pytest.mark.parametrize(
+    ("name", "grid"), [("t5", grid) for grid in GRIDS] + [(name, "chunk") for name in ENCODINGS]
+)
+def test_equals_reference(name: str, grid: str) -> None:
+    where = GRIDS[grid]
+    check(T5[where.causal] if name == "t5" else ENCODINGS[name], where)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.usefixtures("_not_compiled")
+@pytest.mark.parametrize("grid", MARKED)
+@pytest.mark.parametrize("name", ["rope", "alibi", "t5", "shaw keys", "deberta"])
+def test_documents_padding_and_rows_that_see_nothing(name: str, grid: str) -> None:
+    where = MARKED[grid]
+    check(T5[where.causal] if name == "t5" else ENCODINGS[name], where)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.usefixtures("_not_compiled")
+@pytest.mark.parametrize("name", ["rope", "alibi", "deberta"])
+def test_sinks_and_caps(name: str) -> None:
+    sinks = torch.linspace(-1, 2, HEADS)
+    for where in (GRIDS["nothing to see"], MARKED["packed"]):
+        check(ENCODINGS[name], where, sinks=sinks)
+        check(ENCODINGS[name], where, sinks=sinks, softcap=0.8)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -177,6 +211,14 @@ def test_flash_is_taken_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None
     assert run[-1] == {"BLOCK_M": 64}
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.usefixtures("_not_compiled")
+@pytest.mark.parametrize("name", IMAGE_ENCODINGS)
+@pytest.mark.parametrize("keys", [Layout.image(5, 6), Layout.image(3, 4)], ids=["same", "smaller"])
+def test_images(name: str, keys: Layout) -> None:
+    check(IMAGE_ENCODINGS[name], Grid(Layout.image(5, 6), keys))
+
+
 REFUSALS = [
     (Encoding(), GRIDS["dense"], "on CUDA devices, not on cpu"),
     (posenc.create("shaw", head_dim=WIDTH), GRIDS["dense"], "no place for a value part"),
@@ -221,7 +263,7 @@ def test_refuses_gradients_in_no_fixed_order(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("_not_compiled")
 def test_padding_holds_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex, "DEVICE", "cpu")
-    grid, outputs = Grid.of(PADDED, causal=True), []
+    grid, outputs = MARKED["padded"], []
     torch.manual_seed(0)
     given = inputs(grid)
     assert PADDED.valid is not None

@@ -278,8 +278,8 @@ def _call(case: AttentionCase, encoding: Encoding, head_dim: int) -> Callable[..
         if case.repeated:
             with torch.no_grad():
                 for seed in (1, 2) if backend != "reference" else ():
-                    compute(backend, draw(dtype, case.number + seed))
-                return list(compute(backend, leaves))
+                    compute(backend, [x.detach() for x in draw(dtype, case.number + seed)])
+                return list(compute(backend, [x.detach() for x in leaves]))
         output, *lse = compute(backend, leaves)
         inputs = [*leaves, *parameters]
         zeros = [torch.zeros_like(x) for x in inputs]

@@ -262,8 +262,8 @@ def tile_logits(
 
 @triton.jit
 def weight_shift(lse):
-    """What logits to the base of 2 are less than the logarithms of weights; +inf for an lse of
-    -inf, of rows without visible keys, makes their weights 0."""
+    """The difference between logits to the base of 2 and the logarithms of weights; +inf for an
+    lse of -inf, of rows without visible keys, makes their weights 0."""
     return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
 
 

@@ -66,7 +66,7 @@ class _OfQueries(NamedTuple):
 
 @triton.jit
 def _tile_products(args, tile, head, number, block: tl.constexpr):
-    """Of tile ``number`` of y: tokens, ``second``, logits, and gradients of weights before dropout,
+    """Read tile ``number`` of y: tokens, ``second``, logits, gradients of weights before dropout,
     and which pairs it keeps."""
     at = number * block + tl.arange(0, block)
     tokens = load_tokens(args.y.tokens, tile.b, head, at, args.y.length)

@@ -1,4 +1,4 @@
-"""What depends on the offset: products with all entries that a tile reads, and back.
+"""Terms that depend on the offset: products with all entries that a tile reads, and back.
 
 A square tile meets ``2 * block - 1`` entries, its window. The products of tokens with all entries
 of the window, a row (or column) of products for each token, are unrolled into the tile by a
