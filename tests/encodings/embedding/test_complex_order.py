@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import cmath
+import copy
 import math
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from posenc import Layout
 from posenc.encodings.embedding.complex_order import ENTRY, ComplexOrder, Shared
+from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
+from posenc.grid import Grid
 from posenc.testing import LAWS, Subject
 from tests.testing.test_laws import OF_ATTENTION
 
@@ -63,12 +67,35 @@ def test_equals_loops(shared: Shared, phase: bool, dim: int) -> None:
                 assert real[b, i, dim // 2 + t].item() == pytest.approx(expected.imag, abs=1e-9)
 
 
+@pytest.mark.parametrize("shared", SHARED)
+@pytest.mark.parametrize("steps", [1.0, -4.0, 250.0, 0.5])
+def test_moving_on_by_n_multiplies_by_a_turn(shared: Shared, steps: float) -> None:
+    """``f(p + n) = f(p) exp(iωn)``: the law the paper derives the form from."""
+    encoding = make(shared, phase=True)
+    tokens = torch.arange(5).unsqueeze(0)
+    x = torch.randn(1, 5, 3, dtype=torch.complex128)
+    times = 300 + 10 * torch.rand(1, 5, dtype=torch.float64)
+    before = encoding(x, Layout.at(times), tokens=tokens)
+    after = encoding(x, Layout.at(times + steps), tokens=tokens)
+    words = torch.zeros_like(tokens) if shared == "words" else tokens
+    rates = encoding.initial(words, like=times) + encoding.departure[words]
+    torch.testing.assert_close(after, before * torch.exp(1j * rates * steps))
+
+
 def test_a_number_by_hand() -> None:
     """A quarter turn a token: 1 goes to i, to -1, to -i."""
     encoding = ComplexOrder(dim=2).requires_grad_(False)
     encoding.departure.fill_(math.pi / 2 - 1)
     got = encoding(torch.ones(1, 4, 1) + 0j, Layout.sequence(4)).flatten()
     torch.testing.assert_close(got, torch.tensor([1, 1j, -1, -1j]))
+
+
+@pytest.mark.parametrize("shared", SHARED)
+def test_amplitude_stays(shared: Shared) -> None:
+    encoding = make(shared, phase=True)
+    x = torch.randn(1, 5, 3, dtype=torch.complex128)
+    got = encoding(x, Layout.sequence(5, start=999), tokens=torch.arange(5).unsqueeze(0))
+    torch.testing.assert_close(got.abs(), x.abs())
 
 
 def test_initial_frequencies_are_the_official_ones() -> None:
@@ -86,6 +113,32 @@ def test_initial_frequencies_of_words_cover_the_range() -> None:
     assert steps[0].item() == 0.0
     assert steps[-1].item() > 0.99
     assert steps.diff().max().item() < 0.003
+
+
+def test_hermitian_product_of_shared_frequencies_is_relative() -> None:
+    """Without projections between, the real reading is RoPE over the halves of a vector."""
+    encoding = ComplexOrder(dim=8, base=100.0).double()
+    x, y = torch.randn(2, 1, 5, 8, dtype=torch.float64)
+    near, far = (
+        encoding(x, Layout.sequence(5, start)) @ encoding(y, Layout.sequence(5, start)).mT
+        for start in (0, 500)
+    )
+    torch.testing.assert_close(near, far, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        rates = torch.tensor([100.0 ** (-t / 4) for t in range(4)], dtype=torch.float64)
+        encoding.departure.copy_(rates - torch.tensor([1.0, 1.0, 0.1, 0.1]).double())
+    rope = Rope(head_dim=8, base=100.0, pairing="half")
+    q, k = rope(x.unsqueeze(1), y.unsqueeze(1), Grid.of(Layout.sequence(5)))
+    product = encoding(x, Layout.sequence(5)) @ encoding(y, Layout.sequence(5)).mT
+    torch.testing.assert_close((q @ k.mT)[:, 0], product, rtol=1e-4, atol=1e-4)
+
+
+def test_narrow_dtypes_do_not_round_frequencies() -> None:
+    """A frequency kept in bfloat16 would be off by radians at position 5000."""
+    encoding = ComplexOrder(dim=12)
+    narrow = copy.deepcopy(encoding).bfloat16()
+    layout = Layout.sequence(3, start=5000)
+    torch.testing.assert_close(narrow.angles(layout), encoding.angles(layout), rtol=0, atol=0)
 
 
 OF_TABLES = ("cached_is_full", "gradients_are_right", "single_precision_is_double")
@@ -117,6 +170,19 @@ def test_laws_with_tables_a_word(shared: Shared, law: str) -> None:
 def test_complex_dtypes_stay(dtype: torch.dtype) -> None:
     x = torch.ones(1, 2, 3, dtype=dtype)
     assert ComplexOrder(dim=6)(x, Layout.sequence(2)).dtype == dtype
+
+
+def test_compiled_equals_eager() -> None:
+    encoding = make("none", phase=True)
+    tokens = torch.arange(5).unsqueeze(0)
+
+    def run(x: Tensor) -> Tensor:
+        output: Tensor = encoding(x, Layout.sequence(5), tokens=tokens)
+        return output
+
+    torch._dynamo.reset()
+    x = torch.randn(1, 5, 6, dtype=torch.float64)
+    torch.testing.assert_close(torch.compile(run, backend="eager", fullgraph=True)(x), run(x))
 
 
 def test_bad_inputs() -> None:

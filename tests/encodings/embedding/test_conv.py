@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from posenc import Layout
 from posenc.attention import LayerCache
 from posenc.encoding import Encoding
 from posenc.encodings.embedding.conv import Conv
-from tests.encodings.grids import agree_with_gradients
+from posenc.errors import ArgumentError
 
 
 def made(**options: Any) -> Conv:
@@ -91,7 +92,10 @@ def test_equals_loops(name: str, options: dict[str, object]) -> None:
     got, expected = encoding(x, layout), loops(encoding, x, layout)
     if layout.valid is not None:
         got, expected = (y[layout.valid] for y in (got, expected))
-    agree_with_gradients(got, expected, list(encoding.parameters()))
+    torch.testing.assert_close(got, expected)
+    wanted = torch.autograd.grad(expected.sin().sum(), list(encoding.parameters()))
+    found = torch.autograd.grad(got.sin().sum(), list(encoding.parameters()))
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("padding", ["zeros", "circular"])
@@ -142,6 +146,33 @@ def test_worked_by_hand() -> None:
     assert got == [1 + 1.5, 2 + 12.5, 3 + 123.5, 4 + 234.5]
 
 
+def test_zeros_leak_position_and_a_ring_does_not() -> None:
+    """Equal tokens: with zeros those at the border are told apart, on a ring none are."""
+    ones = torch.ones(1, 7, 4, dtype=torch.float64)
+    zeros, ring = (
+        made(padding=padding)(ones, Layout.sequence(7)) for padding in ("zeros", "circular")
+    )
+    assert not torch.allclose(zeros[:, 0], zeros[:, 3])
+    torch.testing.assert_close(zeros[:, 2], zeros[:, 3])
+    torch.testing.assert_close(ring, ring[:, :1].expand_as(ring))
+
+
+@pytest.mark.parametrize("layout", [Layout.sequence(7), irregular(7)])
+def test_a_ring_is_shift_equivariant(layout: Layout) -> None:
+    x = torch.randn(2, 7, 4, dtype=torch.float64)
+    ring, zeros = made(padding="circular", kernel=5), made(kernel=5)
+    torch.testing.assert_close(ring(x.roll(3, 1), layout), ring(x, layout).roll(3, 1))
+    assert not torch.allclose(zeros(x.roll(3, 1), layout), zeros(x, layout).roll(3, 1))
+
+
+def test_a_ring_of_two_axes_is_shift_equivariant() -> None:
+    x = torch.randn(2, 5, 6, 4, dtype=torch.float64)
+    encoding, layout = made(padding="circular", axes=2), Layout.image(5, 6)
+    shifted = encoding(x.roll((2, 3), (1, 2)).flatten(1, 2), layout)
+    expected = encoding(x.flatten(1, 2), layout).reshape(2, 5, 6, 4).roll((2, 3), (1, 2))
+    torch.testing.assert_close(shifted, expected.flatten(1, 2))
+
+
 @pytest.mark.parametrize("kernel", [1, 2, 5])
 def test_in_chunks_it_reads_what_the_cache_kept(kernel: int) -> None:
     encoding = Encoding.of(made(kernel=kernel, causal=True))
@@ -173,3 +204,35 @@ def test_never_reads_a_later_token_out_of_order() -> None:
     changed[:, 0] = 100.0
     encoding = made(causal=True)
     torch.testing.assert_close(encoding(changed, layout)[:, 1:], encoding(x, layout)[:, 1:])
+
+
+def test_starts_as_the_authors_do() -> None:
+    torch.manual_seed(0)
+    encoding = Conv(dim=4096, axes=2)
+    assert encoding.weight.std().item() == pytest.approx(math.sqrt(2 / 9), rel=0.02)
+    assert encoding.bias.abs().max() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_keeps_the_dtype(dtype: torch.dtype) -> None:
+    x = torch.randn(2, 5, 4, dtype=dtype)
+    for layout in (Layout.sequence(5), irregular(5)):
+        assert Conv(dim=4)(x, layout).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("encoding", "layout"),
+    [
+        (Conv(dim=4), Layout.image(3, 3)),
+        (Conv(dim=4, axes=2), Layout.sequence(9)),
+        (Conv(dim=4, axes=2), Layout.image(3, 3).slice(0, 6)),
+    ],
+)
+def test_needs_a_sequence_or_a_whole_image(encoding: Conv, layout: Layout) -> None:
+    with pytest.raises(ArgumentError, match="layout"):
+        encoding(torch.zeros(1, layout.length, 4), layout)
+
+
+def test_refuses_another_width() -> None:
+    with pytest.raises(ArgumentError, match="width 4"):
+        Conv(dim=4)(torch.zeros(1, 3, 5), Layout.sequence(3))

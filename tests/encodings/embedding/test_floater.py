@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from posenc import Layout
 from posenc.encodings.embedding import floater
 from posenc.encodings.embedding.floater import ENTRY, Floater, Method
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
-from posenc.errors import ArgumentError
+from posenc.errors import ArgumentError, LengthError
 from posenc.models import Decoder, DecoderConfig
+from posenc.registry import create_layers
 from posenc.testing import LAWS, Subject
 from tests.encodings.floaters import count_evaluations, make
 from tests.support.exhaustive import in_turn
@@ -138,6 +140,27 @@ def test_order_of_the_solver_shows(method: Method, order: int, start: str) -> No
     assert rates[..., 2].item() > order - 1
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_a_position_does_not_depend_on_which_others_are_asked(method: Method) -> None:
+    encoding = make(method=method, tolerance=1e-3, unit=0.05)
+    times = torch.tensor([[0.0, 3.5, 63.9, 64.0, 70.25, 130.0, -2.5, -65.0]], dtype=torch.float64)
+    together = encoding.path(times)
+    for index in range(times.shape[1]):
+        alone = encoding.path(times[:, index : index + 1])
+        torch.testing.assert_close(alone, together[:, index : index + 1], rtol=1e-12, atol=1e-12)
+    among_others = encoding.path(torch.cat([times, torch.rand(1, 9) * 200], dim=1))
+    torch.testing.assert_close(among_others[:, :8], together, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("step", [0.3, 1.0, 4.0])
+def test_the_path_is_continuous_where_steps_meet(step: float) -> None:
+    encoding = make(step=step)
+    knots = step * torch.arange(-3, 4, dtype=torch.float64).unsqueeze(0)
+    at, before, after = (encoding.path(knots + by) for by in (0.0, -1e-9, 1e-9))
+    torch.testing.assert_close(before, at, rtol=0, atol=1e-7)
+    torch.testing.assert_close(after, at, rtol=0, atol=1e-7)
+
+
 def test_times_before_0_are_solved_backwards() -> None:
     """From p(-2) the equation leads to p(0)."""
     encoding = make(method="dopri5", tolerance=1e-8, unit=0.1)
@@ -198,6 +221,14 @@ def test_time_carries_a_gradient(start: str) -> None:
         assert times.grad[0, index].item() == pytest.approx(expected, abs=1e-9)
 
 
+def test_blocks_share_the_dynamics_and_begin_on_their_own() -> None:
+    first, second, third = create_layers("floater", layers=3, dim=8)
+    parts = [layer.embedding for layer in (first, second, third)]
+    assert all(isinstance(part, Floater) for part in parts)
+    assert parts[0].dynamics is parts[1].dynamics is parts[2].dynamics
+    assert len({id(part.start) for part in parts}) == 3
+
+
 def test_enters_every_block() -> None:
     config = DecoderConfig(vocabulary=11, dim=8, layers=3, heads=2, encoding="floater")
     torch.manual_seed(0)
@@ -212,6 +243,38 @@ def test_enters_every_block() -> None:
             assert not torch.allclose(model(tokens), before, atol=1e-4)
             encoding.embedding.start.copy_(kept)
     torch.testing.assert_close(model(tokens), before)
+
+
+def test_random_start_has_the_official_initial_values() -> None:
+    torch.manual_seed(0)
+    encoding = Floater(dim=200, start="random")
+    assert encoding.dynamics.first.weight.std().item() == pytest.approx((2 / 401) ** 0.5, rel=0.02)
+    assert encoding.dynamics.second.weight.std().item() == pytest.approx((2 / 401) ** 0.5, rel=0.02)
+    assert encoding.dynamics.first.bias.abs().max().item() == 0.0
+    assert encoding.start.abs().max().item() <= (6 / 201) ** 0.5
+    assert encoding.start.abs().max().item() > 0.9 * (6 / 201) ** 0.5
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "dopri5"}, {"gradient": "adjoint"}])
+def test_compiled_equals_eager_gradients_too(options: dict[str, Any]) -> None:
+    encoding = make(**options)
+    weights = list(encoding.parameters())
+
+    def run(x: Tensor, positions: Tensor) -> Tensor:
+        output: Tensor = encoding(x, Layout.at(positions))
+        return output
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True, dynamic=True)
+    x = torch.randn(2, 3, 6, dtype=torch.float64)
+    times = torch.tensor([[0.0, 2.5, 9.0], [1.0, 4.0, 4.75]], dtype=torch.float64)
+    times.requires_grad_()
+    pairs = []
+    for function in (compiled, run):
+        output = function(x, times)
+        pairs.append((output, *torch.autograd.grad(output.sin().sum(), [times, *weights])))
+    for got, want in zip(*pairs, strict=True):
+        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize(
@@ -238,3 +301,10 @@ def test_autograd_saves_no_state_of_fixed_steps(method: Method) -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         make(dim=4, method=method, start="random").path(torch.tensor([[640.0]]).double())
     assert sum(saved) < 100  # of indexing, casting and the rotation
+
+
+def test_times_too_far_to_be_reached_step_by_step_are_refused() -> None:
+    """Seconds since 1970 would take 1.7 billion steps."""
+    layout = Layout.at(torch.tensor([1_700_000_000, 1_700_000_001]))
+    with pytest.raises(LengthError, match=r"positions: expected up to 1048576 steps.*Subtract"):
+        Floater(dim=4).forward(torch.zeros(1, 2, 4), layout)

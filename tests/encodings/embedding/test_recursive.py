@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 
@@ -21,8 +22,9 @@ from posenc.encodings.embedding.recursive import (
     StepKind,
 )
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
+from posenc.errors import LengthError
 from posenc.testing import LAWS, Subject
-from tests.encodings.grids import agree_with_gradients
+from tests.support.exhaustive import kept_in_suite
 from tests.testing.test_laws import OF_ATTENTION
 
 KINDS: tuple[StepKind, ...] = ("linear", "free", "gru")
@@ -92,7 +94,13 @@ def test_equals_step_by_step(kind: StepKind, start: int, length: int) -> None:
     x = torch.randn(2, length, 6, dtype=torch.float64)
     got = encoding(x, Layout.sequence(length, start=start))
     expected = x + first(encoding, start + length)[start:]
-    agree_with_gradients(got, expected, list(encoding.parameters()), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+    weights = list(encoding.parameters())
+    found, wanted = (
+        torch.autograd.grad(side.sin().sum(), weights, materialize_grads=True, allow_unused=True)
+        for side in (got, expected)
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,6 +159,14 @@ def test_65536_positions_take_under_20_products() -> None:
     assert products.count == 16
 
 
+def test_65536_positions_equal_step_by_step() -> None:
+    encoding = make("linear").requires_grad_(False)
+    got = encoding.table(Layout.sequence(65536))[0]
+    vectors = stepwise(encoding)
+    expected = torch.stack([next(vectors) for _ in range(65536)])
+    torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-8)
+
+
 def test_a_number_by_hand() -> None:
     """A quarter turn about (1, 1): from (1, 0) to (0, 1), (1, 2), (2, 1), and round again."""
     start, centre = torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])
@@ -168,10 +184,79 @@ def test_starts_as_the_sinusoidal_encoding(kind: StepKind, dim: int) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("kind", ["linear", "free"])
+def test_narrow_dtypes_do_not_round_the_initial_angles(kind: StepKind) -> None:
+    """An angle kept in bfloat16 would be off by radians at position 5000."""
+    encoding = Recursive(dim=16, step=kind)
+    layout = Layout.sequence(3, start=5000)
+    narrow = copy.deepcopy(encoding).bfloat16().table(layout)
+    torch.testing.assert_close(narrow, encoding.table(layout), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("dim", [1, 3, 7])
 def test_odd_widths(dim: int) -> None:
     got = make("linear", dim=dim).table(Layout.sequence(40))
     torch.testing.assert_close(got[0], first(make("linear", dim=dim), 40), rtol=1e-9, atol=1e-9)
+
+
+def test_stable_at_16_times_the_length_whatever_the_weights() -> None:
+    """No training can make the vectors grow or fade: A stays a rotation."""
+    for noise in (0.2, 3.0, 30.0):
+        encoding = make("linear", dim=16, noise=noise).requires_grad_(False)
+        step = encoding.recursion
+        assert isinstance(step, LinearStep)
+        A = transition(step)
+        torch.testing.assert_close(A @ A.T, torch.eye(16, dtype=A.dtype), rtol=0, atol=1e-9)
+        radius = (encoding.table(Layout.sequence(16 * 512))[0] - step.centre).norm(dim=-1)
+        torch.testing.assert_close(radius, radius[0].expand_as(radius), rtol=1e-9, atol=1e-9)
+
+
+def test_gradients_neither_grow_nor_vanish_with_the_position() -> None:
+    encoding = make("linear", dim=8)
+    far = encoding.table(Layout.sequence(1, start=16 * 512))
+    sent = torch.randn_like(far)
+    (gradient,) = torch.autograd.grad(far, [encoding.recursion.start], sent)
+    torch.testing.assert_close(gradient.norm(), sent.norm())
+
+
+def test_gru_stays_within_bounds() -> None:
+    encoding = make("gru", noise=0.0).requires_grad_(False)
+    assert encoding.table(Layout.sequence(4096)).abs().max().item() <= 1.0
+
+
+def test_float32_parameters_are_exact_far_out() -> None:
+    """Doubling in float32 would be off by a hundredth of a radian here."""
+    encoding = make("linear", dim=16).float()
+    exact = copy.deepcopy(encoding).double()
+    layout = Layout.sequence(3, start=65536)
+    x = torch.zeros(1, 3, 16)
+    assert encoding(x, layout).dtype == torch.float32
+    torch.testing.assert_close(
+        encoding(x, layout).double(), exact(x.double(), layout), rtol=1e-6, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", kept_in_suite(["eager", "aot_eager"], ["aot_eager"]))
+def test_compiled_equals_eager_gradients_too(kind: StepKind, backend: str) -> None:
+    encoding = make(kind, noise=0.05)
+    weights = list(encoding.parameters())
+
+    def run(x: Tensor, positions: Tensor) -> Tensor:
+        output: Tensor = encoding(x, Layout.at(positions))
+        return output
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, backend=backend, fullgraph=True, dynamic=True)
+    x = torch.randn(2, 3, 6, dtype=torch.float64)
+    times = torch.tensor([[0.0, 2.5, 9.0], [1.0, 4.0, 4.75]], dtype=torch.float64)
+    times.requires_grad_()
+    pairs = []
+    for function in (compiled, run):
+        output = function(x, times)
+        pairs.append((output, *torch.autograd.grad(output.sin().sum(), [times, *weights])))
+    for got, want in zip(*pairs, strict=True):
+        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize(
@@ -200,9 +285,22 @@ def test_laws_of_the_other_steps(kind: StepKind, law: str) -> None:
     LAWS[law](Subject.of_entry("recursive", ENTRY, step=kind))
 
 
+def test_a_recurrent_unit_ends_where_steps_would_fill_memory() -> None:
+    encoding = Recursive(dim=4, step="gru")
+    with pytest.raises(LengthError, match="0 to 1048576"):
+        encoding(torch.zeros(1, 1, 4), Layout.at(torch.tensor([2**20 + 1])))
+
+
 def test_padding_stands_nowhere() -> None:
     """Left padding is at negative positions, which do not exist; it reads position 0."""
     encoding = make("linear")
     layout = Layout.padded([2, 4], side="left")
     got = encoding.table(layout)
     torch.testing.assert_close(got[0, 2:], first(encoding, 2), rtol=1e-9, atol=1e-9)
+
+
+def test_positions_below_0_are_refused() -> None:
+    x = torch.zeros(1, 2, 6)
+    for layout in (Layout.sequence(2, start=-1), Layout.at(torch.tensor([0.0, -0.5]))):
+        with pytest.raises(LengthError, match="0 or more"):
+            Recursive(dim=6)(x, layout)

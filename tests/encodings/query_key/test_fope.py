@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from posenc import Encoding, Grid, Layout, attend
+from posenc import Encoding, Grid, Layout, attend, create_layers
 from posenc.encodings.query_key.fope import Fope
+from posenc.encodings.query_key.p_rope import PRope
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
 
@@ -56,6 +58,27 @@ def test_equals_loops(grid: Grid, pairing: str) -> None:
     torch.testing.assert_close(got, expected, atol=3e-3, rtol=1e-3)
 
 
+def test_gradients_equal_those_of_the_series() -> None:
+    fope = Fope(heads=1, head_dim=4, max_length=700, learned=True).double()
+    times = torch.tensor([0.0, 0.5, 7.0], dtype=torch.float64, requires_grad=True)
+    grid = Grid.of(Layout.at(times))
+    q, k = (torch.randn(1, 1, 3, 4).double().requires_grad_() for _ in range(2))
+
+    def turned(x: Tensor) -> Tensor:
+        theta = torch.tensor([1.0, 0.01], dtype=torch.float64)
+        angles = times[:, None] * theta
+        a, b = fope.coefficients[:, 0] + torch.eye(2)
+        factor = torch.complex(angles.cos() @ a, angles.sin() @ b)
+        product = torch.complex(*x[0, 0].chunk(2, -1)) * factor
+        return torch.cat([product.real, product.imag], dim=-1)[None, None]
+
+    both = (fope(q, k, grid), (turned(q), turned(k)))
+    torch.testing.assert_close(*both)
+    wanted = (q, k, times, fope.coefficients)
+    sums = [sum(x.sin().sum() for x in pair) for pair in both]
+    torch.testing.assert_close(*(torch.autograd.grad(total, wanted) for total in sums))
+
+
 def test_a_product_by_hand() -> None:
     # One pair, θ = 1, a = 0.5, b = -1: F(p) = 1.5 cos p. (1, 0) at 1 with (1, 0) at 2 gives
     # 1.5 cos 1 · 1.5 cos 2 = 1.5² · 0.540302 · (-0.416147) = -0.505901.
@@ -79,6 +102,13 @@ def test_waves_slower_than_the_text_are_dropped(length: int) -> None:
     assert still.tolist() == [t >= turning for t in range(8)]
 
 
+def test_without_other_waves_it_is_p_rope() -> None:
+    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    grid = Grid.of(Layout.sequence(5, start=9))
+    alone = Fope(heads=2, head_dim=8, max_length=N, gain=0.0)(q, k, grid)
+    torch.testing.assert_close(alone, PRope(head_dim=8, p=0.5)(q, k, grid))
+
+
 def test_the_official_size_and_spread() -> None:
     """The paper's smallest model: heads of 64, 512 tokens, base 10000, 8 heads, gain 0.3."""
     torch.manual_seed(0)
@@ -88,3 +118,42 @@ def test_the_official_size_and_spread() -> None:
     assert not list(fope.parameters())
     assert "coefficients" in fope.state_dict()
     assert isinstance(Fope(heads=1, head_dim=8, learned=True).coefficients, torch.nn.Parameter)
+
+
+def test_layers_draw_their_own() -> None:
+    first, second = create_layers("fope", layers=2, dim=16, heads=2)
+    assert not torch.equal(first.query_key.coefficients, second.query_key.coefficients)  # type: ignore[union-attr,arg-type]
+
+
+def test_autocast_keeps_the_series() -> None:
+    """The sum over waves is a matrix product, which autocast would make in bfloat16."""
+    fope = Fope(heads=2, head_dim=8, gain=2.0)
+    x, grid = torch.randn(1, 2, 9, 8), Grid.of(Layout.sequence(9, start=5000))
+    with torch.autocast("cpu", torch.bfloat16):
+        turned = fope(x, x, grid)
+    torch.testing.assert_close(turned, fope(x, x, grid))
+
+
+def double_data(part: Fope) -> None:
+    part.coefficients.data.mul_(2.0)
+
+
+def set_data(part: Fope) -> None:
+    part.coefficients.data = 2.0 * part.coefficients
+
+
+def double(part: Fope) -> None:
+    part.coefficients.mul_(2.0)
+
+
+@pytest.mark.parametrize("change", [double, double_data, set_data])
+def test_changed_coefficients_rotate_anew(change: Callable[[Fope], None]) -> None:
+    """Rotations are kept for a grid while nothing they are made of changes."""
+    part = Fope(heads=2, head_dim=8, max_length=N)
+    encoding, grid = Encoding.of(part), Grid.of(Layout.sequence(9), causal=True)
+    q, k, v = torch.randn(3, 1, 2, 9, 8).unbind()
+    before = attend(q, k, v, grid, encoding)
+    change(part)
+    after = attend(q, k, v, grid, encoding)
+    torch.testing.assert_close(after, attend(q, k, v, grid, encoding, backend="reference"))
+    assert not torch.allclose(after, before, atol=1e-3)

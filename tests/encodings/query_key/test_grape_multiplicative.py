@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.grape_multiplicative import GrapeMultiplicative
 from posenc.testing.oracles import attention_by_loops
@@ -68,3 +69,24 @@ def test_a_number_by_hand() -> None:
     k = torch.tensor([0.0, 1.0], dtype=torch.float64).view(1, 1, 1, 2)
     turned, other = grape(q, k, Grid(Layout.sequence(1, start=5), Layout.sequence(1, start=4)))
     assert (turned @ other.mT).item() == pytest.approx(1.0, rel=1e-6)
+
+
+def test_starts_as_rope() -> None:
+    grid = GRIDS["causal"]
+    q, k, v = inputs(grid)
+    fresh = posenc.create("grape_multiplicative", head_dim=8)
+    torch.testing.assert_close(
+        attend(q, k, v, grid, fresh),
+        attend(q, k, v, grid, posenc.create("rope", head_dim=8)),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_planes_are_orthogonal_and_norms_kept() -> None:
+    grape = make()
+    planes = grape.planes(like=grape.skew)
+    torch.testing.assert_close(planes.mT @ planes, torch.eye(8, dtype=torch.float64))
+    q = torch.randn(1, 2, 3, 8, dtype=torch.float64)
+    turned, _ = grape(q, q, Grid.of(Layout.sequence(3, start=70)))
+    torch.testing.assert_close(turned.norm(dim=-1), q.norm(dim=-1))

@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc import Attention, Encoding, Grid, Layout, attend, create
 from posenc.attention import LayerCache
 from posenc.attention.extra.linear import LinearAttention
+from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.rope_pp import RopePp
 from posenc.errors import ArgumentError
 from posenc.extension import extend
@@ -92,6 +93,15 @@ def test_one_matrix_or_three(merged: bool) -> None:
     rows = layer.merged.weight if layer.merged is not None else layer.query.weight
     assert rows.shape == (3 * 16 if merged else 16, 32)
     assert layer(torch.randn(2, 5, 32), Layout.sequence(5)).shape == (2, 5, 32)
+
+
+def test_queries_of_their_own_would_be_rope() -> None:
+    """Why heads must share: 90° of the query's own undo the imaginary head's."""
+    grid = Grid.of(Layout.sequence(5))
+    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    first, second = q[:, 1:].chunk(2, dim=-1)
+    undone = torch.cat([q[:, :1], torch.cat([-second, first], dim=-1)], dim=1)
+    torch.testing.assert_close(RopePp(head_dim=8)(undone, k, grid), Rope(head_dim=8)(q, k, grid))
 
 
 def test_wrapped_it_still_shares_queries() -> None:

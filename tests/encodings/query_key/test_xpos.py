@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posenc import Attention, Encoding, Grid, Layout, attend
 from posenc.attention import LayerCache
+from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.xpos import Xpos
 from posenc.errors import ArgumentError
 from tests.encodings.grids import GRIDS, inputs
@@ -77,6 +78,15 @@ def test_a_pair_by_hand() -> None:
     assert (turned * other).sum().item() == pytest.approx(4 / 7)
 
 
+def test_without_fading_it_is_rope() -> None:
+    """xPos with ζ = 1 is RoPE."""
+    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    grid = Grid.of(Layout.sequence(5, start=100), causal=True)
+    expected = Rope(head_dim=8)(q, k, grid)
+    torch.testing.assert_close(Xpos(head_dim=8, scale_base=1e12)(q, k, grid), expected)
+    torch.testing.assert_close(Xpos(head_dim=8, gamma=1e12)(q, k, grid), expected)
+
+
 def test_one_centre_under_a_cache() -> None:
     """rotary-embedding-torch #27, x-transformers #233: queries and cached keys share a centre."""
     encoding = Encoding(query_key=Xpos(head_dim=8, scale_base=4.0))
@@ -118,6 +128,14 @@ def test_nothing_overflows_over_any_span(dtype: torch.dtype) -> None:
         output = attend(q, k, v, grid, Encoding(query_key=xpos), backend=backend)
         gradients = torch.autograd.grad(output.float().square().sum(), (q, k, v))
         assert all(x.isfinite().all() for x in (output, *gradients))
+
+
+def test_own_products_never_fade() -> None:
+    """However long the span, a token's product with itself is that without positions."""
+    times = torch.linspace(0, 1_000_000, 9).round()
+    x = torch.randn(1, 1, 9, 8)
+    turned, other = Xpos(head_dim=8)(x, x, Grid.of(Layout.at(times), causal=True))
+    torch.testing.assert_close((turned * other).sum(-1), x.square().sum(-1))
 
 
 def test_spans_that_fit_are_exact() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.score.contextual import ContextualScores, contextual
+from posenc.encodings.score.shaw import ShawKeys
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
 from tests.support.exhaustive import in_turn
@@ -57,3 +58,28 @@ def test_a_number_by_hand() -> None:
     q, k = torch.full((1, 1, 2, 1), 2.0), torch.full((1, 1, 2, 1), 3.0)
     scores = encoding.score(q, k, Grid.of(Layout.sequence(2)), scale=1.0)
     assert scores[0, 0].tolist() == [[64.0, 0.0], [0.0, 64.0]]
+
+
+def test_position_with_position_is_counted() -> None:
+    """METHODS: the p^Q·p^K term, which later forms leave out, is in."""
+    encoding, queries, keys, _ = make()
+    zero = torch.zeros(1, 1, 7, 8, dtype=torch.float64)
+    grid = GRIDS["both ways"]
+    assert encoding.score is not None
+    scores = encoding.score(zero, zero, grid, scale=0.5)[0, 0]
+    for i in range(7):
+        for j in range(7):
+            n = max(-2, min(2, j - i)) + 2
+            assert scores[i, j].item() == pytest.approx((0.5 * queries[n] @ keys[n]).item())
+
+
+def test_without_query_vectors_it_is_shaw() -> None:
+    encoding, queries, keys, _ = make()
+    shaw = ShawKeys(head_dim=8, max_distance=2).double()
+    with torch.no_grad():
+        queries.zero_()
+        shaw.table.rows.copy_(keys)
+    grid = GRIDS["causal"]
+    q, k, v = inputs(grid)
+    expected = attend(q, k, v, grid, Encoding(score=shaw, value=encoding.value))
+    torch.testing.assert_close(attend(q, k, v, grid, encoding), expected)

@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.score.cope import Cope
-from tests.encodings.grids import CAUSAL, GRIDS, agree_with_gradients, inputs
+from posenc.errors import ArgumentError
+from tests.encodings.grids import GRIDS, inputs
 
+CAUSAL = {name: grid for name, grid in GRIDS.items() if grid.causal}
 SCALE = 0.5
 
 
@@ -58,7 +61,11 @@ def test_equals_loops_gradients_too(grid: Grid, max_count: int) -> None:
     seen = grid.visible
     got = cope(q, k, grid, scale=SCALE).masked_fill(~seen, 0.0)
     expected = by_loops(cope, q, k, grid)
-    agree_with_gradients(got, expected, [q, k, cope.rows])
+    torch.testing.assert_close(got, expected)
+    wanted = torch.autograd.grad(expected.sin().sum(), [q, k, cope.rows], allow_unused=True)
+    found = torch.autograd.grad(got.sin().sum(), [q, k, cope.rows])
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, torch.zeros_like(one) if other is None else other)
 
 
 def test_a_number_by_hand() -> None:
@@ -71,6 +78,26 @@ def test_a_number_by_hand() -> None:
     score = cope(one, zero, Grid.of(Layout.sequence(2), causal=True), scale=1.0)
     assert score[0, 0, 1].tolist() == [10.0, 5.0]
     assert score[0, 0, 0, 0].item() == 5.0
+
+
+def test_with_all_gates_one_it_is_clipped_distance() -> None:
+    """FIELD section 5."""
+    cope = make(max_count=5)
+    q = torch.randn(1, 2, 9, 8, dtype=torch.float64).abs()
+    k = torch.full_like(q, 1e4)
+    grid = Grid.of(Layout.sequence(9), causal=True)
+    distance = (-grid.offset[0, ..., 0] + 1).clamp(0, 4).long()
+    expected = torch.einsum("bhqd,qkd->bhqk", q, cope.rows[distance])
+    got = cope(q, k, grid, scale=1.0)
+    torch.testing.assert_close(got[..., grid.visible[0, 0]], expected[..., grid.visible[0, 0]])
+
+
+def test_with_all_gates_closed_nothing_is_counted() -> None:
+    cope = make()
+    q = torch.randn(1, 2, 5, 8, dtype=torch.float64).abs()
+    grid = Grid.of(Layout.sequence(5), causal=True)
+    got = cope(q, torch.full_like(q, -1e4), grid, scale=1.0)
+    torch.testing.assert_close(got, (q @ cope.rows[0]).unsqueeze(-1).expand_as(got))
 
 
 def test_half_precision_counts_past_256() -> None:
@@ -100,3 +127,16 @@ def test_queries_that_overflowed_give_nan(backend: str, number: float) -> None:
     assert output[:, :, 1].isnan().any()
     others = torch.arange(q.shape[2]) != 1
     torch.testing.assert_close(output[:, :, others], clean[:, :, others])
+
+
+def test_starts_as_attention_without_positions() -> None:
+    q, k, v = inputs(GRIDS["causal"])
+    fresh = posenc.create("cope", head_dim=8)
+    torch.testing.assert_close(
+        attend(q, k, v, GRIDS["causal"], fresh), attend(q, k, v, GRIDS["causal"], Encoding())
+    )
+
+
+def test_needs_a_causal_layer() -> None:
+    with pytest.raises(ArgumentError, match="causal"):
+        posenc.Attention(dim=16, heads=2, encoding=posenc.create("cope", head_dim=8))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from posenc import Grid, Layout
+from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.score.dape import Dape
-from tests.encodings.grids import GRIDS, agree_with_gradients, inputs
+from tests.encodings.grids import GRIDS, inputs
 
 SCALE = 0.5
 
@@ -45,8 +46,11 @@ def test_equals_loops_gradients_too(grid: Grid) -> None:
     q, k, _ = inputs(grid, heads=6)
     q, k = q[:, :3].clone().requires_grad_(), k.requires_grad_()
     got, expected = dape(q, k, grid, scale=SCALE), by_loops(dape, q, k, grid)
-    near = {"rtol": 1e-5, "atol": 1e-5}  # of float32 positions
-    agree_with_gradients(got, expected, [q, k, *dape.parameters()], **near)
+    close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)  # of float32 positions
+    close(got, expected)
+    learned = [q, k, *dape.parameters()]
+    found, wanted = (torch.autograd.grad(side.sin().sum(), learned) for side in (got, expected))
+    close(found, wanted)
 
 
 def test_a_number_by_hand() -> None:
@@ -61,6 +65,29 @@ def test_a_number_by_hand() -> None:
     grid = Grid(Layout.sequence(1, start=256), Layout.sequence(1), causal=True)
     one = torch.ones(1, 1, 1, 1)
     assert dape(one, 3 * one, grid, scale=1.0).item() == pytest.approx(46.0)
+
+
+@pytest.mark.parametrize("bias", ["alibi", "fire", "kerple"])
+def test_with_a_silent_network_it_is_the_bias(bias: str) -> None:
+    dape = make(bias, heads=6)
+    torch.nn.init.zeros_(dape.output.weight)
+    torch.nn.init.zeros_(dape.output.bias)
+    grid = GRIDS["causal"]
+    q, k, v = inputs(grid)
+    torch.testing.assert_close(
+        attend(q, k, v, grid, Encoding(score=dape)),
+        attend(q, k, v, grid, Encoding(score=dape.corrected)),
+        rtol=1e-6,
+        atol=1e-6,
+    )
+
+
+def test_the_same_distance_may_weigh_differently() -> None:
+    """A result that a bias of the offset alone cannot give."""
+    dape = make()
+    grid = Grid(Layout.sequence(1, start=1), Layout.sequence(1), causal=True)
+    one = torch.ones(1, 3, 1, 2, dtype=torch.float64)
+    assert not torch.allclose(dape(one, one, grid, scale=1.0), dape(one, -one, grid, scale=1.0))
 
 
 def test_starts_as_the_network_is_drawn() -> None:

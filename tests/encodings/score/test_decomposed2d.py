@@ -9,9 +9,11 @@ from transformers import SamVisionConfig
 from transformers.models.sam.modeling_sam import SamVisionAttention
 
 import posenc
-from posenc import Grid, Layout
+from posenc import Encoding, Grid, Layout, attend
+from posenc.encoding import BucketedTerms
 from posenc.encodings.common.window import Window
 from posenc.encodings.score.decomposed2d import Decomposed2d
+from posenc.errors import LengthError
 
 
 def make(size: tuple[int, int] = (3, 5), width: int = 4) -> Decomposed2d:
@@ -121,9 +123,42 @@ def test_a_number_by_hand() -> None:
     assert found[0, 0, 5, 0].item() == 0.0
 
 
+def test_the_query_is_not_scaled() -> None:
+    made = make()
+    q, grid = torch.randn(1, 3, 15, 4, dtype=torch.float64), Grid.of(Layout.image(3, 5))
+    assert score(made, q, grid, scale=0.1).equal(score(made, q, grid, scale=7.0))
+
+
+def test_lowered_to_a_group_an_axis_without_pairs() -> None:
+    made, grid = make((40, 50)), Grid.of(Layout.image(40, 50))
+    q = torch.randn(1, 3, 2000, 4, dtype=torch.float64)
+    groups = made.lower(q, q, grid, scale=0.5)
+    assert len(groups) == 2
+    for group in groups:
+        assert isinstance(group, BucketedTerms)
+        assert group.table is None
+        assert group.left.tokens.numel() == q.numel()
+        assert group.left.rows.shape[1] <= 100
+    small = Grid(grid.query.slice(0, 3), grid.key.slice(0, 60))
+    expected = score(made, q[:, :, :3], small)
+    dense = torch.zeros_like(expected)
+    for group in made.lower(q[:, :, :3], q[:, :, :60], small, scale=0.5):
+        products = group.left.tokens @ group.left.rows.mT
+        dense += products.gather(-1, group.bucket(small.offset).unsqueeze(1).expand(1, 3, 3, 60))
+    torch.testing.assert_close(dense, expected)
+
+
 def test_special_tokens_have_no_structured_form() -> None:
     q = torch.randn(1, 3, 7, 4, dtype=torch.float64)
     assert make().lower(q, q, Grid.of(Layout.image(2, 3, prefix=1)), scale=1.0) is None
+
+
+@pytest.mark.parametrize("layout", [Layout.image(4, 5), Layout.image(3, 6).slice(0, 18)])
+def test_larger_images_are_refused_not_resized(layout: Layout) -> None:
+    """SAM and MViT resize their tables silently; here an extension does, when asked."""
+    q = torch.zeros(1, 3, layout.length, 4)
+    with pytest.raises(LengthError, match=r"3 by 5 cells.*posenc\.extension"):
+        attend(q, q, q, Grid.of(layout), Encoding.of(make().float()))
 
 
 def test_unchecked_offsets_outside_become_nan_not_a_neighbour(
@@ -142,3 +177,11 @@ def test_unchecked_offsets_outside_become_nan_not_a_neighbour(
     found.nan_to_num().sum().backward()
     assert q.grad.isfinite().all()
     assert all(table.grad.isfinite().all() for table in made.parameters())
+
+
+def test_it_starts_as_plain_attention() -> None:
+    q = torch.randn(1, 2, 6, 4)
+    grid = Grid.of(Layout.image(2, 3))
+    first, second = posenc.create_layers("decomposed2d", layers=2, head_dim=4)
+    assert first.score is not second.score
+    torch.testing.assert_close(attend(q, q, q, grid, first), attend(q, q, q, grid, Encoding()))

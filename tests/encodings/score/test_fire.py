@@ -49,3 +49,24 @@ def test_a_number_by_hand() -> None:
             parameter.fill_(1.0 if parameter.dim() == 2 else 0.0)
     bias = fire.bias(torch.tensor([[2.0]]), torch.tensor([[[-1.0]]]))
     assert bias.item() == pytest.approx(0.5, rel=1e-5)
+
+
+def test_is_relative_below_the_threshold_and_not_beyond() -> None:
+    fire = Fire(heads=2, threshold=50.0)
+
+    def bias(start: int) -> torch.Tensor:
+        grid = Grid.of(Layout.sequence(8, start=start))
+        return fire(torch.zeros(1, 2, 8, 4), torch.zeros(1, 2, 8, 4), grid, scale=1.0)
+
+    torch.testing.assert_close(bias(0), bias(40))
+    assert not torch.allclose(bias(0), bias(400), atol=1e-4)
+
+
+def test_inputs_stay_in_the_trained_range_at_any_length() -> None:
+    fire = Fire(heads=1, hidden=1, threshold=16.0)
+    with torch.no_grad():
+        for parameter in (*fire.input.parameters(), *fire.output.parameters()):
+            parameter.fill_(1.0 if parameter.dim() == 2 else 0.0)
+    positions = torch.tensor([[10.0, 1e3, 1e6]])
+    share = fire.bias(positions, -positions.unsqueeze(-1))
+    assert share.max().item() <= 1.0

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import posenc
 from posenc import Grid, Layout
 from posenc.encodings.score.alibi import geometric_slopes
 from posenc.encodings.score.grape_additive import GrapeAdditive
-from tests.encodings.grids import CAUSAL, agree_with_gradients
+from tests.encodings.grids import GRIDS
 
+CAUSAL = {name: grid for name, grid in GRIDS.items() if grid.causal}
 DIM, HEADS, WIDTH = 12, 3, 4
 
 
@@ -69,7 +71,13 @@ def test_equals_loops_gradients_too(grid: Grid) -> None:
     grid, ends, path = observe(grape, grid)
     got = grape(zeros(grid), zeros(grid), grid, scale=1.0).masked_fill(~grid.visible, 0.0)
     expected = by_loops(grape, ends, path, grid)
-    agree_with_gradients(got, expected, [grape.project.weight], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
+    if expected.requires_grad:
+        (found,), (wanted,) = (
+            torch.autograd.grad(side.sin().sum(), [grape.project.weight])
+            for side in (got, expected)
+        )
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_number_by_hand() -> None:
@@ -87,3 +95,22 @@ def test_a_number_by_hand() -> None:
     # Products over E: -log 3 and +log 3, whose log σ are log 1/4 and log 3/4.
     expected = [2**-8 * math.log(3 / 16), 2**-8 * math.log(3 / 4), 0.0]
     assert bias.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_with_nothing_read_it_is_alibi_of_slope_log_2() -> None:
+    grape = make()
+    torch.nn.init.zeros_(grape.project.weight)
+    grid, _, _ = observe(grape, CAUSAL["causal"])
+    got = grape(zeros(grid), zeros(grid), grid, scale=1.0)
+    alibi = posenc.create("alibi", heads=HEADS).score
+    expected = alibi(zeros(grid), zeros(grid), grid, scale=1.0) * math.log(2)
+    seen = grid.visible.expand_as(got)
+    torch.testing.assert_close(got[seen], expected.expand_as(got)[seen].double())
+
+
+def test_never_rewards_distance() -> None:
+    grape = make()
+    grid, _, _ = observe(grape, CAUSAL["causal"])
+    last = grape(zeros(grid), zeros(grid), grid, scale=1.0)[:, :, -1]
+    assert (last.diff(dim=-1) > 0).all()
+    assert (last[..., -1] == 0).all()

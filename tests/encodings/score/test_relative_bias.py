@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.score.relative_bias import Placement, RelativeBias
 from posenc.testing.oracles import attention_by_loops
@@ -41,3 +42,15 @@ def test_a_number_by_hand(placement: Placement, logit: float) -> None:
     v = torch.tensor([1.0, 0.0]).view(1, 1, 2, 1)
     got = attend(q, k, v, Grid.of(Layout.sequence(2), causal=True), Encoding(score=part))
     assert got[0, 0, 1, 0].item() == pytest.approx(1 / (1 + math.exp(-logit)))
+
+
+def test_unclipped_it_is_shaws_of_constant_queries() -> None:
+    """Shaw's keys are a bias inside the scale if all queries are one vector."""
+    grid, query = Grid.of(Layout.sequence(7)), torch.randn(8)
+    shaw = posenc.create("shaw", head_dim=8, max_distance=4).score
+    part = RelativeBias(heads=1, max_distance=4, placement="inside")
+    assert shaw is not None
+    q, k = query.expand(1, 1, 7, 8), torch.randn(1, 1, 7, 8)
+    with torch.no_grad():
+        part.table.copy_((shaw.table.rows @ query)[None])  # type: ignore[union-attr, operator]
+    torch.testing.assert_close(part(q, k, grid, scale=0.3), shaw(q, k, grid, scale=0.3))

@@ -11,7 +11,9 @@ from torch import Tensor
 import posenc
 from posenc import Grid, Layout, attend, explain
 from posenc.encodings.score.stick_breaking import StickBreaking
-from tests.encodings.grids import CAUSAL, GRIDS, agree_with_gradients, inputs
+from tests.encodings.grids import GRIDS, inputs
+
+CAUSAL = {name: grid for name, grid in GRIDS.items() if grid.causal}
 
 
 def by_loops(q: Tensor, k: Tensor, v: Tensor, grid: Grid, *, keep: bool) -> Tensor:
@@ -42,7 +44,14 @@ def test_equals_loops_gradients_too(grid: Grid, remainder: str) -> None:
     operands = [x.requires_grad_() for x in inputs(grid)]
     got = attend(*operands, grid, encoding)
     expected = by_loops(*operands, grid, keep=remainder == "self")
-    agree_with_gradients(got, expected, operands)
+    torch.testing.assert_close(got, expected)
+    if expected.requires_grad:
+        found, wanted = (
+            torch.autograd.grad(side.sin().sum(), operands, allow_unused=True)
+            for side in (got, expected)
+        )
+        for one, other, x in zip(found, wanted, operands, strict=True):
+            torch.testing.assert_close(one, torch.zeros_like(x) if other is None else other)
 
 
 def test_a_number_by_hand() -> None:
@@ -56,6 +65,17 @@ def test_a_number_by_hand() -> None:
     assert without.flatten().tolist() == pytest.approx([1 / 6, 1 / 3, 0.0])
 
 
+def test_weights_sum_to_one_with_the_remainder_and_to_less_without() -> None:
+    grid = GRIDS["causal"]
+    q, k, _ = inputs(grid)
+    ones = torch.ones_like(k)
+    kept = attend(q, k, ones, grid, posenc.create("stick_breaking"))
+    torch.testing.assert_close(kept, torch.ones_like(kept))
+    lost = attend(q, k, ones, grid, posenc.create("stick_breaking", remainder="none"))
+    assert (lost < 1).all()
+    assert (lost[:, :, 0] == 0).all()
+
+
 def test_tokens_of_one_order_share_the_remainder() -> None:
     order = torch.tensor([[0, 1, 2, 2, 3, 3, 3]])
     grid = Grid.of(replace(Layout.sequence(7), start=None, order=order), causal=True)
@@ -66,6 +86,15 @@ def test_tokens_of_one_order_share_the_remainder() -> None:
         shares = weights[..., alike, alike]
         torch.testing.assert_close(shares, shares[..., :1].expand_as(shares))
     torch.testing.assert_close(weights[:, :, [0, 1, 3, 6]].sum(-1), torch.ones(2, 6, 4).double())
+
+
+def test_recent_tokens_go_first() -> None:
+    """Of two equal keys the nearer one takes more: order without any position."""
+    grid = GRIDS["causal"]
+    q, k, _ = inputs(grid)
+    same = k[:, :1, :1].expand(-1, 6, 7, -1)
+    row = StickBreaking()(q, same, grid, scale=1.0)[:, :, -1, :-1]
+    assert (row.diff(dim=-1) > 0).all()
 
 
 def test_long_products_do_not_vanish() -> None:
@@ -84,3 +113,14 @@ def test_no_softmax_is_ever_put_over_it() -> None:
     """Weights of a row sum to less than 1, of which a fused softmax knows nothing."""
     encoding = posenc.create("stick_breaking", remainder="none")
     assert "sdpa" in explain(*inputs(GRIDS["causal"]), GRIDS["causal"], encoding).refusals
+
+
+def test_joins_with_rope() -> None:
+    grid = GRIDS["causal"]
+    q, k, v = inputs(grid)
+    rope = posenc.create("rope", head_dim=8)
+    turned = rope.query_key(q, k, grid)
+    torch.testing.assert_close(
+        attend(q, k, v, grid, posenc.create("rope+stick_breaking", head_dim=8)),
+        attend(*turned, v, grid, posenc.create("stick_breaking")),
+    )

@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encoding import BucketedTerms, StructuredScore
 from posenc.encodings.score import tupe
 from posenc.encodings.score.tupe import Tupe, by_pieces
+from posenc.errors import LengthError
 from posenc.testing.oracles import attention_by_loops, t5_bucket_by_loops
-from tests.encodings.grids import GRIDS, agree_with_gradients, inputs
+from tests.encodings.grids import GRIDS, inputs
 from tests.support.exhaustive import in_turn
 
 WIDTHS = {"dim": 10, "heads": 6, "head_dim": 8, "max_length": 5100}
@@ -158,7 +160,15 @@ def test_special_tokens_lower_to_extra_columns(grid: Grid, buckets: int | None) 
     terms = part.lower(q, k, grid, scale=0.25)
     assert terms is not None
     got, expected = dense(terms, grid), part(q, k, grid, scale=0.25)
-    agree_with_gradients(got.expand_as(expected), expected, list(part.parameters()))
+    torch.testing.assert_close(got.expand_as(expected), expected)
+    weight = torch.randn_like(expected)
+    leaves = list(part.parameters())
+    for ours, theirs in zip(
+        torch.autograd.grad((got * weight).sum(), leaves, materialize_grads=True),
+        torch.autograd.grad((expected * weight).sum(), leaves, materialize_grads=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_a_trained_class_token_runs_on_the_fused_kernel() -> None:
@@ -179,8 +189,46 @@ def test_too_many_special_tokens_are_not_lowered() -> None:
     assert part.lower(q, k.repeat_interleave(2, dim=1), grid, scale=1.0) is None
 
 
+def test_equals_the_authors_form_of_the_special_values() -> None:
+    """Their θ_1 = p'·p' of a further position and a bucket no offset has; θ_2 likewise."""
+    part = make()
+    assert part.relative is not None
+    further = torch.randn(2, 10, dtype=torch.float64)
+    normal = part.norm(further)
+    queries = part.query(normal).view(2, 6, 8)
+    products = 0.25 * (queries * part.key(normal).view(2, 6, 8)).sum(-1)
+    others = part.relative.table[:, 16], torch.randn(6, dtype=torch.float64)
+    with torch.no_grad():
+        part.special.copy_(products + torch.stack(others))
+    q = torch.zeros(1, 6, 6, 8, dtype=torch.float64)
+    scores = part(q, q, SPECIAL["class token"], scale=0.25)[0]
+    torch.testing.assert_close(scores[:, 0], (products[0] + others[0])[:, None].expand(6, 6))
+    torch.testing.assert_close(scores[:, 1:, 0], (products[1] + others[1])[:, None].expand(6, 5))
+    assert not (part.relative.bucket(torch.arange(-300.0, 300).unsqueeze(-1)) == 16).any()
+
+
+def test_absolute_and_relative_parts_serve_all_layers() -> None:
+    layers = posenc.create_layers("tupe", layers=3, dim=12, heads=3, max_length=9)
+    assert len({id(layer.score) for layer in layers}) == 1
+
+
 def test_default_scale_counts_two_terms() -> None:
     assert Encoding(score=make()).default_scale(8) == 0.25
+
+
+def test_past_the_table_it_raises() -> None:
+    part = make(max_length=4)
+    for layout in (Layout.sequence(5), Layout.at(torch.tensor([0.0, 3.5]))):
+        q = torch.zeros(1, 6, layout.length, 8)
+        with pytest.raises(LengthError, match="max_length"):
+            part(q, q, Grid.of(layout), scale=1.0)
+
+
+def test_initial_values() -> None:
+    part = Tupe(dim=64, heads=8, head_dim=8, max_length=100)
+    assert part.relative is not None
+    for weight in (part.positions, part.query.weight, part.key.weight, part.relative.table):
+        assert weight.std().item() == pytest.approx(0.02, rel=0.15)
 
 
 def test_projections_in_pieces_have_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
