@@ -98,12 +98,19 @@ def test_sums_over_many_keys_are_as_exact_as_the_definition(slope: float) -> Non
 @pytest.mark.parametrize("softcap", [None, 0.7])
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -torch.inf])])
 def test_sinks_and_softcap(softcap: float | None, sinks: Tensor | None) -> None:
-    """In float32 sums of so many gates would outweigh all products, but for the cap."""
     slopes, grid = [0.5, 2**-6], Grid.of(Layout.sequence(600), causal=True)
     inputs, options = _inputs(600, 600, slopes, rows=2), {"softcap": softcap, "sinks": sinks}
     expected = _results(inputs, grid, slopes, "reference", **options)
     agree(_results(inputs, grid, slopes, "native", **options), expected, 1e-9)
-    agree(_results(inputs, grid, slopes, "native", torch.float32, **options), expected, 1e-4)
+
+
+def test_no_tile_of_keys_is_left_out_under_a_cap() -> None:
+    """However far sums of gates fall: the logits of all far keys are the cap's lowest."""
+    keys, slopes = Layout.sequence(1100), [0.5]
+    grid, inputs = Grid(keys.slice(1068, 1100), keys, causal=True), _inputs(32, 1100, slopes)
+    expected = _results(inputs, grid, slopes, "reference", softcap=0.7)
+    got = _results(inputs, grid, slopes, "native", torch.float32, softcap=0.7)
+    agree(got, expected, 1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
