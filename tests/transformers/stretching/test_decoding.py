@@ -150,6 +150,19 @@ def test_padding_and_holes(method: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert near(decoded(), found)
 
 
+@pytest.mark.parametrize("method", ["rerope", "log_n"])
+def test_a_past_may_have_other_positions_than_a_query_at_its_index(method: str) -> None:
+    model, cache, places = stretched(method), DynamicCache(), torch.arange(40).unsqueeze(0)
+    places = places + 9 * ((places > 4) & (places < 20))
+    parts = [
+        step(model, cache, a, b, position_ids=places[:, a:b])
+        for a, b in [(0, 30), (30, 36), (36, 37)]
+    ]
+    assert near(
+        torch.cat(parts, 1), step(model, DynamicCache(), 0, 37, position_ids=places[:, :37])
+    )
+
+
 def cropped(model: Any, cache: DynamicCache) -> Tensor:
     cache.crop(-4)
     step(model, cache, 28, 29)
