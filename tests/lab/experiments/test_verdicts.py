@@ -122,6 +122,15 @@ def test_changes_are_shares_of_the_base() -> None:
     assert verdicts.change(RECALL, {0: 0.5}, {0: 1.0}).mean == pytest.approx(-1.0)
 
 
+def test_intervals_of_changes_end_where_changes_do() -> None:
+    """A loss loses all of itself at most, and so does what was found; neither has another end."""
+    loss = verdicts.change(LOSS, {0: 4.0, 1: 4.0}, {0: 0.1, 1: 3.0})
+    recall = verdicts.change(RECALL, {0: 0.5, 1: 0.5}, {0: 0.05, 1: 0.4})
+    assert (loss.low, recall.high) == (-1.0, 1.0)
+    assert loss.high > 1.0
+    assert recall.low < -1.0
+
+
 def test_one_seed_has_a_margin() -> None:
     assert verdicts.compared(LOSS, {0: 2.00}, {0: 2.01}) == "same"
     assert verdicts.compared(LOSS, {0: 2.00}, {0: 2.20}) == "better"
