@@ -70,6 +70,14 @@ def test_dot_and_scaled_dot_by_hand() -> None:
     assert ScaledDot()(query, key).tolist() == [[3.5, -0.5]]
 
 
+def test_weights_begin_within_what_their_inputs_say() -> None:
+    additive = Additive(query_dim=40, key_dim=10, hidden=90, heads=9)
+    weights = {40: additive.query, 10: additive.key, 90: additive.weight}
+    weights[8] = Bilinear(query_dim=50, key_dim=8).weight
+    for inputs, weight in weights.items():
+        assert 0.95 < weight.abs().max() * inputs**0.5 <= 1
+
+
 def test_bilinear_by_hand() -> None:
     # [1, 2] W = [1·1 + 2·3, 1·0 + 2·1, 0 + 2·2] = [7, 2, 4]; times [1, 10, 100]: 427.
     score = Bilinear(query_dim=2, key_dim=3)
