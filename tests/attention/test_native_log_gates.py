@@ -98,10 +98,14 @@ def test_sums_over_many_keys_are_as_exact_as_the_definition(slope: float) -> Non
 @pytest.mark.parametrize("softcap", [None, 0.7])
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -torch.inf])])
 def test_sinks_and_softcap(softcap: float | None, sinks: Tensor | None) -> None:
-    slopes, grid = [0.5, 2**-6], Grid.of(Layout.sequence(600), causal=True)
-    inputs, options = _inputs(600, 600, slopes, rows=2), {"softcap": softcap, "sinks": sinks}
-    expected = _results(inputs, grid, slopes, "reference", **options)
-    agree(_results(inputs, grid, slopes, "native", **options), expected, 1e-9)
+    slopes, options = [0.5, 2**-6], {"softcap": softcap, "sinks": sinks}
+    for grid in (
+        Grid.of(Layout.sequence(600), causal=True),
+        Grid.of(Layout.packed([20, 1, 44]), causal=True, window=30),
+    ):
+        inputs = _inputs(grid.query.length, grid.key.length, slopes, rows=2)
+        expected = _results(inputs, grid, slopes, "reference", **options)
+        agree(_results(inputs, grid, slopes, "native", **options), expected, 1e-9)
 
 
 def test_no_tile_of_keys_is_left_out_under_a_cap() -> None:
