@@ -11,12 +11,11 @@ class AmxWeights {
     const bool few_near = x.map.high - x.map.low <= 2 * NEAR_KEYS;
     some_plain_ = some_rows_ && x.pairs.kind == NONE && !x.terms.column && !x.period && !x.softcap &&
                   !(x.dropout > 0) && few_near;
-    product_scale_ = some_rows_ ? logits_.remaining_scale(x) : 1, rate_ = product_scale_ * PER_LN_2;
+    product_scale_ = some_rows_ ? logits_.remaining_scale() : 1, rate_ = product_scale_ * PER_LN_2;
     ld_ = (some_plain_ ? NEAR_KEYS : round_up(std::min(x.keys, KEY_TILE), PANEL)) + 16;
   }
-  void begin_row(index b) {
-    if (logits_.use_amx)
-      v_pairs_ = HeadTokens(x_.v, b, logits_.group, 0, x_.keys, x_.value_dim).pairs(pairs_scratch_);
+  void begin_row() {
+    if (logits_.use_amx) v_pairs_ = logits_.v.pair();
   }
   // Whether logits are computed here; else they are complete products, of the whole tile.
   bool multiplies() const { return some_rows_; }
@@ -39,7 +38,7 @@ class AmxWeights {
   // Some keys of some rows; row i's logits are s [keys] and those of the rows after it ld apart.
   void add_part(Range rows, Range keys, real* s, index ld) {
     const QueryTile& tile = logits_.tile;
-    if (some_rows_) logits_.multiply_rows(rows, keys, s, ld);
+    if (some_rows_) logits_.k.multiply_rows(tile, rows, keys, logits_.q, s, ld);
     // In the place of the logits, or apart so that a row can be weighed again.
     const index to_ld = some_plain_ ? WEIGHTS_LD : 2 * ld;
     uint16_t* to = some_plain_ ? weights_ - keys.begin : reinterpret_cast<uint16_t*>(s);
@@ -87,8 +86,8 @@ class AmxWeights {
   template <bool TABLE>
   __attribute__((always_inline)) void weigh_plain(index i, index bucket, const real* s, uint16_t* to, Range keys,
                                                   bool& rising) {
-    const real* table = TABLE ? logits_.bias_at(x_, i) : nullptr;
-    const real bias = x_.terms.left_rows ? logits_.query_products.row(i)[bucket] * PER_LN_2 : 0;
+    const real* table = TABLE ? logits_.term<BiasByOffset>().row(logits_, i) : nullptr;
+    const real bias = x_.terms.left_rows ? logits_.term<QueryBucketTerm>().products(i)[bucket] * PER_LN_2 : 0;
     vec total = splat(NAN);
     const Range some{keys.begin, keys.begin + AMX_DEPTH};
     if (rows_.levels[i] == -INFINITY && !rising)
@@ -102,15 +101,15 @@ class AmxWeights {
       total = weigh<TABLE>(rate_, rows_.finite_level(i) - bias, s, to, keys, table);
     }
     rows_.add(i, total);
-    if (x_.terms.value_rows) rows_.by_bucket.row(i)[bucket] += sum(total);
+    if (x_.terms.value_rows) rows_.values().weights(i)[bucket] += sum(total);
   }
   // Any other row: its terms are added, logits of hidden keys are -inf.
   void complete_row(index i, real* s, Range part) {
     const Range visible = visible_of(i, part), keys = whole_tiles(visible);
     if (!visible.size()) return;
     if (product_scale_ != 1) scale_range(s + keys.begin, product_scale_, keys.size());
-    if (x_.pairs.kind == STICKS) return;
-    logits_.add_terms(x_, s, i, visible);
+    if (logits_.term<Sticks>().present) return;
+    logits_.add_terms(s, i, visible);
     for (index edge : {keys.begin, keys.end - AMX_DEPTH})
       for (index t = edge; t < edge + AMX_DEPTH; t += VL) store(s + t, masked(load(s + t), t, visible));
     rows_.raise_level(i, greatest<false>(PER_LN_2, s, keys, nullptr));
@@ -118,7 +117,7 @@ class AmxWeights {
   void weigh_row(index i, real* s, uint16_t* to, Range part) {
     const Range visible = visible_of(i, part), keys = whole_tiles(visible);
     if (!visible.size()) return clear(to, part);
-    if (x_.pairs.kind == STICKS) {
+    if (logits_.term<Sticks>().present) {
       rows_.stick_row(i, s);
       return store_bf16_row(s + part.begin, part.size(), to + part.begin);
     }
@@ -190,6 +189,6 @@ class AmxWeights {
   real product_scale_, rate_;  // of products to be logits; to be exponents of two
   index ld_;
   uint16_t* weights_ = nullptr;
-  Scratch s_, weights_scratch_, pairs_scratch_;
+  Scratch s_, weights_scratch_;
 };
 }  // namespace posenc

@@ -1,7 +1,6 @@
 // PaTH: logits of queries that every block of keys transforms, as they go on to the blocks before it.
 #pragma once
-#include "gemm.h"
-#include "problem.h"
+#include "term.h"
 namespace posenc::NUMBER {
 // A query whose key of offset 0 is in block n has s = diagonal[query, key - 64 n] in this
 // block, and x_J · k[key] in block J before it, where x_{n-1} = q and x_{J-1} = x_J · M_J: the state
@@ -9,70 +8,71 @@ namespace posenc::NUMBER {
 // data: M [B, H, blocks, D, D], diagonal [B, H, Q, 64]; gradient: [splits, B, H, blocks, D, D] and
 // [B, H, Q, 64]. sizes: blocks. D is a multiple of VL; keys of offset 0 rise with the query, so that the
 // queries of a tile that a block transforms are its last ones.
-class BlockTransforms {
+class BlockTransforms : public Term {
  public:
-  void begin_row(const Problem& x, index b, index h) {
-    width_ = x.dim, count_ = x.pairs.sizes[0], keys_ = x.keys;
-    matrices_ = x.pairs.data[0] + (b * x.heads + h) * count_ * width_ * width_;
+  static bool serves(const Problem& x) { return x.pairs.kind == BLOCKS; }
+  void begin_row(const Context& at) {
+    const Pairs& pairs = at.x.pairs;
+    width_ = at.x.dim, count_ = pairs.sizes[0];
+    const index head = at.b * at.x.heads + at.h, size = count_ * width_ * width_;
+    matrices_ = pairs.data[0] + head * size;
+    if (at.gradient) d_matrices_ = pairs.gradient[0] + (at.split * at.x.batch * at.x.heads + head) * size;
   }
-  void begin_gradient(const Problem& x, index b, index h, index split) {
-    d_matrices_ =
-        x.pairs.gradient[0] + ((split * x.batch + b) * x.heads + h) * count_ * width_ * width_;
+  void begin_tile(const Context& at) {
+    rows_ = at.tile.rows, base_ = at.tile.base;
+    slots_ = at.gradient ? count_ + 1 : 2;  // gradients read the states of all blocks
+    states_ = states_scratch_.of(slots_ * rows_ * width_);
+    fill(states_, 0, slots_ * rows_ * width_);  // no block sets those of padding, which products read
+    diagonal_ = at.row(0) * PANEL, next_block_ = at.x.keys;
   }
-  // q [rows, ld]; keep: states of all blocks, for gradients, else of a block and the one before.
-  void begin_tile(const Problem& x, index b, index h, index first, index rows, const int32_t* base,
-                  const real* q, index ld, bool keep) {
-    rows_ = rows, q_ = q, q_ld_ = ld, slots_ = keep ? count_ + 1 : 2, base_ = base;
-    states_ = states_scratch_.of(slots_ * rows * width_);
-    fill(states_, 0, slots_ * rows * width_);  // no block sets those of padding, which products read
-    const index at = ((b * x.heads + h) * x.queries + first) * PANEL;
-    diagonal_ = x.pairs.data[1] + at;
-    d_diagonal_ = x.pairs.gradient[1] ? x.pairs.gradient[1] + at : nullptr;
-    propagate = true;
-  }
-  // Logits of the selected tile of keys, panels [begin, end) of k_panels, from the last to the first:
-  // a block's state is final when its turn comes.
-  void products(index j0, Range panels, const real* k_panels, real* s, index ld) {
+  // Logits of the selected tile, from the last panel to the first: a block's state is final when its turn
+  // comes, and the state of the block before is computed the first time.
+  void add_tile(Context& at, real* s, index ld) {
+    const Range panels = at.tile.panels;
+    const real *k_panels = at.k.panels(at.tile.j0), *diagonal = at.x.pairs.data[1] + diagonal_;
     for (index p = panels.end - 1; p >= panels.begin; --p) {
-      const index block = j0 / PANEL + p, here = first_row(block), later = first_row(block + 1);
+      const index block = at.tile.j0 / PANEL + p, here = first_row(block), later = first_row(block + 1);
+      const bool propagate = block && block < next_block_;
+      next_block_ = std::min(next_block_, block);
       for (index i = here; i < later; ++i) {
-        std::copy_n(diagonal_ + i * PANEL, PANEL, s + i * ld + p * PANEL);
-        if (propagate && block) std::copy_n(q_ + i * q_ld_, width_, state(block - 1) + i * width_);
+        std::copy_n(diagonal + i * PANEL, PANEL, s + i * ld + p * PANEL);
+        if (propagate) std::copy_n(at.q.rows.at(i), width_, state(block - 1) + i * width_);
       }
       const index n = rows_ - later;
       if (!n) continue;
       const real* x = state(block) + later * width_;
       gemm(n, PANEL, width_, {x, width_, 1}, k_panels + p * PANEL * width_, PANEL,
            s + later * ld + p * PANEL, ld, false);
-      if (propagate && block)
+      if (propagate)
         gemm(n, width_, width_, {x, width_, 1}, matrix(block), width_, state(block - 1) + later * width_,
              width_, false);
     }
   }
   // Gradients, tiles and panels from the first to the last. Before block J, dq is the gradient by the
   // state x_{J-1}; after it, that by x_J: dx_J = dx_{J-1} · M_J^T + ds · k.
-  void collect(index j0, Range panels, const real* k, index k_ld, const real* ds, index ld, real* dq,
-               real* dk) {
+  void collect_tile(Context& at, const real* ds, index ld) {
+    const Range panels = at.tile.panels;
+    const Rows k = at.k.rows;
+    real* d_diagonal = at.x.pairs.gradient[1] + diagonal_;
     real* transposed = transposed_.of(width_ * round_up(width_, PANEL));
     for (index p = panels.begin; p < panels.end; ++p) {
-      const index block = j0 / PANEL + p, here = first_row(block), later = first_row(block + 1), n = rows_ - later;
-      for (index i = here; i < later; ++i) std::copy_n(ds + i * ld + p * PANEL, PANEL, d_diagonal_ + i * PANEL);
+      const index block = at.tile.j0 / PANEL + p, here = first_row(block), later = first_row(block + 1), n = rows_ - later;
+      for (index i = here; i < later; ++i) std::copy_n(ds + i * ld + p * PANEL, PANEL, d_diagonal + i * PANEL);
       if (!n) continue;
       const real *x = state(block) + later * width_, *d = ds + later * ld + p * PANEL;
-      real* to = dq + later * width_;
+      real* to = at.dq + later * width_;
       gemm(width_, width_, n, {x, 1, width_}, to, width_, d_matrices_ + block * width_ * width_, width_, true);
       const real* m = matrix(block);
       for (index a = 0; a < width_; ++a)
         for (index c = 0; c < width_; ++c) transposed[c * width_ + a] = m[a * width_ + c];
       real* next = next_.of(n * width_);
       gemm(n, width_, width_, {to, width_, 1}, transposed, width_, next, width_, false);
-      const index keys = std::min<index>(PANEL, keys_ - block * PANEL);
-      gemm(n, width_, keys, {d, ld, 1}, k + block * PANEL * k_ld, k_ld, next, width_, true);
-      gemm(keys, width_, n, {d, 1, ld}, x, width_, dk + block * PANEL * width_, width_, true);
+      const index keys = std::min<index>(PANEL, at.x.keys - block * PANEL);
+      gemm(n, width_, keys, {d, ld, 1}, k.at(block * PANEL), k.ld, next, width_, true);
+      gemm(keys, width_, n, {d, 1, ld}, x, width_, at.k.gradient.data + block * PANEL * width_, width_, true);
       std::copy_n(next, n * width_, to);
     }
   }
-  bool propagate = true;  // whether products compute the states of the blocks before; once is enough
 
  private:
   // The first row of the tile whose key of offset 0 is in this block or a later one.
@@ -85,9 +85,11 @@ class BlockTransforms {
   const real* matrix(index block) const { return matrices_ + block * width_ * width_; }
 
   Scratch states_scratch_, transposed_, next_;
-  const real *matrices_ = nullptr, *diagonal_ = nullptr, *q_ = nullptr;
-  real *d_matrices_ = nullptr, *d_diagonal_ = nullptr, *states_ = nullptr;
+  const real* matrices_ = nullptr;
+  real *d_matrices_ = nullptr, *states_ = nullptr;
   const int32_t* base_ = nullptr;
-  index width_ = 0, count_ = 0, rows_ = 0, q_ld_ = 0, slots_ = 2, keys_ = 0;
+  index width_ = 0, count_ = 0, rows_ = 0, slots_ = 2;
+  index diagonal_ = 0;    // of the tile's first query
+  index next_block_ = 0;  // blocks from here on have computed the states before theirs
 };
 }  // namespace posenc

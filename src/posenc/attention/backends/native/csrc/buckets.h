@@ -1,11 +1,8 @@
 // Terms by bucket of the offset: the products of a tile of tokens with the rows of all buckets,
 // [tokens, buckets], spread over offsets; and back, gradients by offset collected by bucket.
 #pragma once
-#include <vector>
-#include "amx.h"
+#include "products.h"
 namespace posenc::NUMBER {
-constexpr index KEY_TILE = 512, QUERY_TILE = 256;  // multiples of PANEL and of BLOCK
-
 // The buckets of a range of offsets; all, where there is no map (CoPE: products by count) or they are
 // of several image rows.
 inline Range buckets_of(const Problem& x, Range offsets) {
@@ -13,13 +10,13 @@ inline Range buckets_of(const Problem& x, Range offsets) {
   if (!map.bucket || x.period) return {0, map.buckets};
   return {map.bucket[offsets.begin - map.first], map.bucket[offsets.end - 1 - map.first] + 1};
 }
-// Calls part(t, n, offset of key j0 + t) for runs of the keys j0 + t, t in [a, b), along which the
+// Calls part(t, n, offset of key j0 + t) for runs of the keys j0 + t, t in `visible`, along which the
 // offset rises by one: all keys of a sequence, an image row each of an image.
 template <class F>
-void for_key_runs(const Problem& x, index j0, index a, index b, index base, F part) {
-  if (!x.period) return part(a, b - a, j0 + a + base);
-  for (index t = a; t < b;) {
-    const index j = j0 + t, n = std::min(b - t, (j / x.period + 1) * x.period - j);
+void for_key_runs(const Problem& x, index j0, Range visible, index base, F part) {
+  if (!x.period) return part(visible.begin, visible.size(), j0 + visible.begin + base);
+  for (index t = visible.begin; t < visible.end;) {
+    const index j = j0 + t, n = std::min(visible.end - t, (j / x.period + 1) * x.period - j);
     part(t, n, x.place_of(j) + base);
     t += n;
   }
@@ -92,14 +89,13 @@ inline void collect(const Map& map, const real* src, index offset, real* dst, in
   }
 }
 
-// The same between a query's numbers by bucket and those of the keys j0 + t, t in `visible`.
-template <bool add>
-inline void spread(const Problem& x, const real* src, index j0, Range visible, index base, real* dst) {
-  for_key_runs(x, j0, visible.begin, visible.end, base,
-               [&](index t, index n, index offset) { spread<add>(x.map, src, offset, dst + t, n); });
+// The same between the numbers by bucket of row i of a tile, and those of its visible keys.
+inline void spread(const Problem& x, const QueryTile& tile, index i, Range visible, const real* src, real* dst) {
+  for_key_runs(x, tile.j0, visible, tile.base[i],
+               [&](index t, index n, index offset) { spread<true>(x.map, src, offset, dst + t, n); });
 }
-inline void collect(const Problem& x, const real* src, index j0, Range visible, index base, real* dst) {
-  for_key_runs(x, j0, visible.begin, visible.end, base,
+inline void collect(const Problem& x, const QueryTile& tile, index i, Range visible, const real* src, real* dst) {
+  for_key_runs(x, tile.j0, visible, tile.base[i],
                [&](index t, index n, index offset) { collect(x.map, src + t, offset, dst, n); });
 }
 
@@ -108,8 +104,10 @@ inline void collect(const Problem& x, const real* src, index j0, Range visible, 
 class BucketRows {
  public:
   // use_amx: for products in bfloat16; gradient: whether there will be products with rows too.
-  void set(const real* rows, index buckets, index features, bool use_amx, bool gradient) {
-    buckets_ = buckets, features_ = features, width_ = round_up(features, VL);
+  void set(const Operand& operand, index h, bool use_amx, bool gradient) {
+    const real* rows = operand.of(0, h);
+    const index buckets = operand.rows, features = operand.features;
+    buckets_ = buckets, features_ = features, width_ = round_up(features, VL), use_amx_ = use_amx;
     const index count = round_up(buckets, PANEL);
     rows_ = rows, copied_ = width_ == features ? buckets / PANEL * PANEL : 0;
     real* to = rows_scratch_.of((count - copied_) * width_);
@@ -129,6 +127,7 @@ class BucketRows {
       pack_transposed(row(n), width_, PANEL, features, panels + n * features);
     panels_ = panels;
   }
+  bool use_amx() const { return use_amx_; }
   // Right factors [features, buckets] from bucket n on, a multiple of VL, as far as its panel goes.
   VnniStrips strips(index n) const { return strips_.at(0, n); }
   // Right factor [buckets, features] from bucket n on, a multiple of PANEL.
@@ -148,19 +147,21 @@ class BucketRows {
   VnniStrips strips_, pairs_;
   const real *rows_ = nullptr, *copy_ = nullptr, *panels_ = nullptr;
   index buckets_ = 0, features_ = 0, width_ = 0, copied_ = 0;  // rows from copied_ on are a copy
+  bool use_amx_ = false;
 };
 
 // The gradient of a term's rows [N, width], width the features up to a multiple of VL.
 class RowSums {
  public:
-  // To `to` [N, features] directly, or by `write` where width differs. AMX sums its transpose, in
-  // which buckets are columns, apart; `write` adds it.
-  void begin(index buckets, index features, bool tiles, real* to) {
-    buckets_ = buckets, features_ = features, width_ = round_up(features, VL), to_ = to;
-    data = width_ == features ? to : scratch_.of(buckets * width_);
-    fill(data, 0, buckets * width_);
-    columns = nullptr, ld = round_up(buckets, PANEL) + VL;
-    if (tiles) fill(columns = columns_.of(width_ * ld), 0, width_ * ld);
+  // Directly in the gradient of some part and head, or by `write` where width differs. AMX sums its
+  // transpose, in which buckets are columns, apart; `write` adds it.
+  void begin(const Operand& rows, index part, index h, bool use_amx) {
+    real* to = to_ = rows.gradient_of(part, 0, h);
+    buckets_ = rows.rows, features_ = rows.features, width_ = round_up(features_, VL);
+    data = width_ == features_ ? to : scratch_.of(buckets_ * width_);
+    fill(data, 0, buckets_ * width_);
+    columns = nullptr, ld = round_up(buckets_, PANEL) + VL;
+    if (use_amx) fill(columns = columns_.of(width_ * ld), 0, width_ * ld);
   }
   void write() const {
     if (columns) add_transpose(columns, ld, buckets_, width_, data);
@@ -193,18 +194,17 @@ class BucketTile {
     filled_.assign(strips_ * blocks, 0);
     first_.assign(blocks, 0);
   }
-  // Fill a block with the products of x [tile, features] and the rows of the buckets `range`; of
-  // x_bf16 where that is given.
-  void multiply(const BucketRows& rows, Strided x, Bf16Rows x_bf16, index block, Range range) {
+  // Fill a block with the products of x [tile, features] and the rows of the buckets `range`.
+  void multiply(const BucketRows& rows, const Factor& x, index block, Range range) {
     move(block, range);
-    x.a += block * BLOCK * x.rs;
     fill_missing(block, range, [&](Range tokens, index n, index count) {
       real* to = row(tokens.begin) + n;
-      if (x_bf16.data)
-        amx_gemm(round_up(tokens.size(), AMX_TILE), count, x_bf16.ld, x_bf16.at(tokens.begin), rows.strips(n), to,
+      if (rows.use_amx())
+        amx_gemm(round_up(tokens.size(), AMX_TILE), count, x.bf16.ld, x.bf16.at(tokens.begin), rows.strips(n), to,
                   ld_, false);
       else
-        gemm(tokens.size(), count, rows.features(), x, rows.columns(n), PANEL, to, ld_, false);
+        gemm(tokens.size(), count, rows.features(), {x.rows.at(tokens.begin), x.rows.ld, 1}, rows.columns(n), PANEL,
+             to, ld_, false);
     });
   }
   // Fill a block with zeros for the buckets `range`, where it is not filled yet.
@@ -235,48 +235,23 @@ class BucketTile {
     first_[block] = range.begin / PANEL * PANEL;
     std::fill_n(filled_.data() + block * strips_, strips_, 0);
   }
-  // out [tile, width] += data · rows.
-  void times_rows(const BucketRows& rows, real* out, index ld) const {
-    for (index block = 0; block * BLOCK < tile_; ++block) times_rows(rows, out, ld, block);
+  // out [tile up to a multiple of AMX_TILE, width] += data · rows, and sums += data^T · x, which are the
+  // gradients of `multiply` if data is that of the products. Either may be null.
+  void pull_back(const BucketRows& rows, const Factor& x, real* out, const RowSums* sums) {
+    for (index block = 0; block * BLOCK < tile_; ++block) pull_back(rows, x, out, sums, block);
   }
-  void times_rows(const BucketRows& rows, real* out, index ld, index block) const {
-    for_filled(block, [&](Range tokens, index n, index count) {
-      gemm(tokens.size(), rows.width(), count, {row(tokens.begin) + n, ld_, 1}, rows.row(n), rows.width(),
-           out + tokens.begin * ld, ld, true);
-    });
-  }
-  // out [buckets, width] += data^T · x [tile, width].
-  void transposed_times(const real* x, index ldx, real* out, index width) const {
-    for (index block = 0; block * BLOCK < tile_; ++block) transposed_times(x, ldx, out, width, block);
-  }
-  void transposed_times(const real* x, index ldx, real* out, index width, index block) const {
-    for_filled(block, [&](Range tokens, index n, index count) {
-      gemm(std::min(count, buckets_ - n), width, tokens.size(), {row(tokens.begin) + n, 1, ld_},
-           x + tokens.begin * ldx, ldx, out + n * width, width, true);
-    });
-  }
-  // times_rows and transposed_times by AMX, one bfloat16 copy of data for both: out [tile up to a
-  // multiple of AMX_TILE, width] += data · rows, and columns [features, buckets] += x · data, x the
-  // transpose of tokens [tile, features]. Either may be null.
-  void pull_back(const BucketRows& rows, Bf16Rows x, real* out, real* columns, index ld) {
-    for (index block = 0; block * BLOCK < tile_; ++block) pull_back(rows, x, out, columns, ld, block);
-  }
-  void pull_back(const BucketRows& rows, Bf16Rows x, real* out, real* columns, index ld, index block) {
-    const Range t = tokens(block);
-    for (index strip = 0; strip < strips_; strip += PANEL / VL) {
-      const char* filled = filled_.data() + block * strips_ + strip;
-      if (std::none_of(filled, filled + PANEL / VL, [](char flag) { return flag; })) continue;
-      const index n = first_[block] + strip * VL;
-      panel_.set(t.size(), out, [&](index i, index c) {
-        return filled[c / VL] ? load(row(t.begin + i) + n + c) : vec{};
-      });
+  void pull_back(const BucketRows& rows, const Factor& x, real* out, const RowSums* sums, index block) {
+    const index width = rows.width();
+    if (rows.use_amx()) return pull_back_by_amx(rows, x, out, sums, block);
+    for_runs(block, 0, strips_, 1, [&](index n, index count) {
+      const Range t = tokens(block);
+      const real* from = row(t.begin) + n;
       if (out)
-        amx_gemm(round_up(t.size(), AMX_TILE), rows.width(), PANEL, panel_.rows, rows.pairs(n),
-                  out + t.begin * rows.width(), rows.width(), true);
-      if (columns)
-        amx_gemm(rows.width(), PANEL, round_up(t.size(), AMX_DEPTH), x.at(0, t.begin), panel_.pairs, columns + n, ld,
-                  true);
-    }
+        gemm(t.size(), width, count, {from, ld_, 1}, rows.row(n), width, out + t.begin * width, width, true);
+      if (sums)
+        gemm(std::min(count, buckets_ - n), width, t.size(), {from, 1, ld_}, x.rows.at(t.begin), x.rows.ld,
+             sums->data + n * width, width, true);
+    });
   }
   void scale_row(index i, real by) const {
     const index block = i / BLOCK;
@@ -308,9 +283,23 @@ class BucketTile {
     for_runs(block, a, b, 0, [&](index n, index count) { f(tokens(block), n, count); });
     std::fill(filled_.data() + block * strips_ + a, filled_.data() + block * strips_ + b, 1);
   }
-  template <class F>  // the same for all strips that are filled
-  void for_filled(index block, F f) const {
-    for_runs(block, 0, strips_, 1, [&](index n, index count) { f(tokens(block), n, count); });
+  // By one copy of data in bfloat16 for both sums.
+  void pull_back_by_amx(const BucketRows& rows, const Factor& x, real* out, const RowSums* sums, index block) {
+    const Range t = tokens(block);
+    const index width = rows.width();
+    for (index strip = 0; strip < strips_; strip += PANEL / VL) {
+      const char* filled = filled_.data() + block * strips_ + strip;
+      if (std::none_of(filled, filled + PANEL / VL, [](char flag) { return flag; })) continue;
+      const index n = first_[block] + strip * VL;
+      panel_.set(t.size(), out, [&](index i, index c) {
+        return filled[c / VL] ? load(row(t.begin + i) + n + c) : vec{};
+      });
+      if (out)
+        amx_gemm(round_up(t.size(), AMX_TILE), width, PANEL, panel_.rows, rows.pairs(n), out + t.begin * width, width, true);
+      if (sums)
+        amx_gemm(width, PANEL, round_up(t.size(), AMX_DEPTH), x.transposed.at(0, t.begin), panel_.pairs,
+                 sums->columns + n, sums->ld, true);
+    }
   }
   Scratch scratch_;
   Bf16Panel panel_;

@@ -1,7 +1,7 @@
 // Few queries, as in decoding: reading keys and values takes most of the time, so each is read once, where
 // it lies, for the queries of all heads that share it. Forward packs keys, which few products do not repay.
 #pragma once
-#include "bias.h"
+#include "buckets.h"
 #include "row_products.h"
 namespace posenc::NUMBER {
 constexpr index MOST_ROWS = 16;     // queries of a head

@@ -14,42 +14,37 @@ class Forward {
     // Larger tiles share packed keys among more queries; of few queries they leave threads idle.
     const index size = tile_of(x_, logits_.bucket_windows, x_.queries >= 768 ? 256 : 128);
     for (index b = batch.begin; b < batch.end; ++b) {
-      begin_row(b, h, split);
+      begin_row(b, split);
       for (index i = queries.begin; i < queries.end; i += size)
-        run_tile(b, h, i, std::min(size, queries.end - i));
+        run_tile(i, std::min(size, queries.end - i));
     }
   }
   // Hooks of a head and of a batch row, with those of Backward: AllHeads calls either's.
-  void begin_head(index h, index) { logits_.begin_head(x_, h); }
-  void begin_row(index b, index h, index) {
-    logits_.begin_row(x_, b, h);
-    by_amx_.begin_row(b);
+  void begin_head(index h, index part) { logits_.begin_head(h, part); }
+  void begin_row(index b, index split) {
+    logits_.begin_row(b, split);
+    by_amx_.begin_row();
   }
-  void end_row(index, index, index) {}
-  void end_head(index, index) {}
+  void end_row() {}
+  void end_head() {}
   Logits& logits() { return logits_; }
-  void run_tile(index b, index h, index first, index n) {
-    rows_.begin_tile(b, h, first, n);
+  void run_tile(index first, index n) {
+    rows_.begin_tile(first, n);
     QueryTile& tile = logits_.tile;
     real* s = by_amx_.multiplies() ? nullptr : s_.of(round_up(n, AMX_TILE) * ld_);  // [n, ld]: logits, then weights
     tile.for_key_tiles(x_, x_.pairs.from_last(), [&] {
-      if (x_.pairs.sums() && x_.pairs.kind != COUNTS && logits_.carried_out(x_)) return;
+      if (x_.pairs.fades() && logits_.carried_out()) return;
       if (by_amx_.multiplies())
-        logits_.multiply_buckets(x_);
+        logits_.begin_keys();
       else
-        logits_.multiply(x_, s, ld_);
-      if (x_.terms.value_rows) logits_.for_blocks(x_, [&](index block, Range k) { rows_.by_bucket.clear(block, k); });
+        logits_.multiply(s, ld_);
       if (logits_.use_amx) return by_amx_.add_tile(s, ld_);
       for (index i = 0; i < n; ++i) softmax_row(i, s + i * ld_);
-      for (index p = tile.panels.begin; p < tile.panels.end; ++p) {
-        const Range m = tile.panel_rows[p];
-        const index from = p * PANEL, keys = std::min<index>(PANEL, tile.width - from);
-        if (m.size())
-          gemm(m.size(), rows_.width, keys, {s + m.begin * ld_ + from, ld_, 1}, logits_.v.at(tile.j0 + from),
-               logits_.v.ld, rows_.output(m.begin), rows_.width, true);
-      }
+      tile.for_panels([&](index at, index keys, Range m) {
+        logits_.v.add_weighted(tile, at, keys, m, s + at, ld_, rows_.output(0));
+      });
     });
-    rows_.end_tile(b, h, first, n);
+    rows_.end_tile();
   }
 
  private:
@@ -58,8 +53,8 @@ class Forward {
     const QueryTile& tile = logits_.tile;
     const Range visible = tile.visible_keys(i), all = tile.panel_keys();
     if (!visible.size()) return fill(s + all.begin, 0, all.size());
-    if (x_.pairs.kind == STICKS) return rows_.stick_row(i, s);
-    logits_.add_terms(x_, s, i, visible);
+    if (logits_.term<Sticks>().present) return rows_.stick_row(i, s);
+    logits_.add_terms(s, i, visible);
     const index from = visible.begin / VL * VL, to = round_up(visible.end, VL);
     vec m = splat(-INFINITY);
     for (index t = from; t < to; t += VL) {

@@ -201,35 +201,35 @@ class AllHeads {
     for_heads([&](Worker& head, index h) { head.begin_head(h, part); });
     const index size = std::clamp<index>(MAX_MIXED_LOGITS / (x_.heads * ld_), MIXED_PARTS, BLOCK);
     for (index b = batch.begin; b < batch.end; ++b) {
-      for_heads([&](Worker& head, index h) { head.begin_row(b, h, split); });
+      for_heads([&](Worker& head, index) { head.begin_row(b, split); });
       for (index i = queries.begin; i < queries.end; i += size)
-        run_tile(b, i, std::min(size, queries.end - i));
-      for_heads([&](Worker& head, index h) { head.end_row(b, h, split); });
+        run_tile(i, std::min(size, queries.end - i));
+      for_heads([&](Worker& head, index) { head.end_row(); });
     }
-    for_heads([&](Worker& head, index h) { head.end_head(h, part); });
+    for_heads([&](Worker& head, index) { head.end_head(); });
     if (BACKWARD)
       for (const auto& mixing : parts_) mixing->end_gradient(part);
   }
 
  private:
   static constexpr bool BACKWARD = std::is_same_v<Worker, Backward>;
-  void run_tile(index b, index first, index n) {
+  void run_tile(index first, index n) {
     const index size = round_up(n, AMX_TILE) * ld_;
     real* s = s_.of(x_.heads * size);
-    for_heads([&](Worker& head, index h) { head.logits().all_products(x_, b, h, first, n, s + h * size, ld_); });
+    for_heads([&](Worker& head, index h) { head.logits().all_products(first, n, s + h * size, ld_); });
     real* mixed = s;
     if (BACKWARD) mixed = std::copy_n(s, x_.heads * size, mixed_.of(x_.heads * size)) - x_.heads * size;
     for_parts(
         n, [&](Mixing& mixing, const QueryTile& tile, Range rows) { mixing.apply(tile, rows, mixed, size, ld_); });
     for_heads([&](Worker& head, index h) {
       head.logits().precomputed = {mixed + h * size, ld_};
-      head.run_tile(b, h, first, n);
+      head.run_tile(first, n);
     });
     if constexpr (BACKWARD) {
       for_parts(n, [&](Mixing& mixing, const QueryTile& tile, Range rows) {
         mixing.differentiate(tile, rows, s, mixed, size, ld_);
       });
-      for_heads([&](Worker& head, index h) { head.add_logit_gradients(b, h, first, n, mixed + h * size, ld_); });
+      for_heads([&](Worker& head, index h) { head.add_logit_gradients(mixed + h * size, ld_); });
     }
   }
   template <class F>

@@ -1,60 +1,69 @@
 // The key-side bucket term, `right` in Terms: s[i, j] += key_j · row[bucket(offset)], as DeBERTa's
-// position to content (p2c), forward and backward. KeyBucketTerm::collect sums ds by key and bucket;
-// flush and finish turn these sums into the gradients of keys and rows.
+// position to content (p2c), forward and backward. `collect_tile` sums ds by key and bucket; `flush` and
+// `end_row` turn these sums into the gradients of keys and rows.
 #pragma once
-#include "query_tile.h"
+#include "buckets.h"
+#include "term.h"
 namespace posenc::NUMBER {
-constexpr index MAX_KEPT = index(1) << 21;  // numbers of products kept by a thread (8 MiB in float32)
-
 // The term of one head. Every tile of queries meets the same keys, so products [keys, buckets] of
 // tiles of keys are kept, in as many slots as MAX_KEPT allows. Near offsets: each key's products are
 // spread over queries as a column of s, in strips of VL keys that are transposed on the way. Far
 // offsets have one bucket: a vector over the keys is added to the rows.
-class KeyBucketTerm {
+class KeyBucketTerm : public Term {
  public:
-  // d_tokens [K, width], d_rows: where gradients are added, if they are wanted.
-  void begin(const Problem& x, index b, index h, bool use_amx, real* d_tokens, const RowSums* d_rows) {
-    const Operand& tokens = x.terms.right;
-    keys_ = read_rows(tokens.value, b, h, 0, x.keys, tokens.features, 1, keys_scratch_);
-    if (use_amx) bf16_ = HeadTokens(tokens.value, b, h, 0, x.keys, tokens.features).rows(bf16_scratch_);
+  static bool serves(const Problem& x) { return bool(x.terms.right_rows); }
+  void begin_head(const Context& at) {
+    const Operand& rows = at.x.terms.right_rows;
+    rows_.set(rows, at.h, at.use_amx, at.gradient);
+    if (at.gradient) d_rows_.begin(rows, at.part, at.h, at.use_amx);
+  }
+  void begin_row(const Context& at) {
+    const Problem& x = at.x;
+    const Operand& right = x.terms.right;
+    keys_.read(right.value, at.b, at.h, 0, x.keys, right.features, at.use_amx, false);
+    if (at.gradient && right.gradient.data)
+      d_keys_.begin(right.gradient, right.part_stride, at.split, at.b, at.h, x.keys, right.features, rows_.width(), at.use_amx);
+    d_tokens_ = right.gradient.data ? d_keys_.data : at.k.gradient.data;  // keys themselves have no other
     const index size = KEY_TILE * (round_up(x.map.buckets, PANEL) + VL);
     slots_.resize(std::clamp<index>((x.keys + KEY_TILE - 1) / KEY_TILE, 1, std::max<index>(1, MAX_KEPT / size)));
     for (Slot& slot : slots_) slot.tile = -1, slot.used = 0;
-    clock_ = 0, d_tokens_ = d_tokens, d_rows_ = d_rows;
+    clock_ = 0;
     for (int end = 0; end < 2; ++end) {
-      far[end] = far_[end].of(x.keys + PAD);
-      for (index j = 0; j < x.keys; ++j) far[end][j] = dot(keys_.at(j), end_row(x, end), rows.width());
-      if (!d_rows) continue;
-      far_sums[end] = far_sums_[end].of(x.keys + PAD);
-      fill(far_sums[end], 0, x.keys + PAD);
+      far_[end] = far_scratch_[end].of(x.keys + PAD);
+      for (index j = 0; j < x.keys; ++j) far_[end][j] = dot(keys_.rows.at(j), rows_.row(end_of(x, end)), rows_.width());
+      if (at.gradient) fill(far_sums_[end] = far_sums_scratch_[end].of(x.keys + PAD), 0, x.keys + PAD);
     }
   }
-  const real* end_row(const Problem& x, int end) const { return rows.row(end ? x.map.buckets - 1 : 0); }
-  // Add the gradients of all slots, and of far offsets, to d_tokens and d_rows.
-  void finish(const Problem& x) {
+  // Adds the gradients of all slots, and of far offsets, to those of the keys and the rows.
+  void end_row(Context& at) {
+    const index width = rows_.width();
     for (Slot& slot : slots_) flush(slot);
     for (int end = 0; end < 2; ++end)
-      for (index j = 0; j < x.keys; ++j) {
-        real* to = d_rows_->data + (end ? x.map.buckets - 1 : 0) * rows.width();
-        add_scaled(d_tokens_ + j * rows.width(), end_row(x, end), far_sums[end][j], rows.width());
-        add_scaled(to, keys_.at(j), far_sums[end][j], rows.width());
+      for (index j = 0; j < at.x.keys; ++j) {
+        add_scaled(d_tokens_ + j * width, rows_.row(end_of(at.x, end)), far_sums_[end][j], width);
+        add_scaled(d_rows_.data + end_of(at.x, end) * width, keys_.rows.at(j), far_sums_[end][j], width);
       }
+    if (at.x.terms.right.gradient.data) d_keys_.write();
   }
-  // s[i, j] += product[j, bucket] for the near pairs of the selected tile, s [rows, ld].
-  void add(const Problem& x, const QueryTile& t, real* s, index ld) {
-    const Bf16Rows keys_bf16 = bf16_.data ? bf16_.at(t.j0) : Bf16Rows{};
+  void end_head(const Context&) { d_rows_.write(); }
+  // The near pairs of the selected tile.
+  void add_tile(Context& at, real* s, index ld) {
+    const Problem& x = at.x;
+    const QueryTile& t = at.tile;
+    Factor keys{{keys_.rows.at(t.j0), keys_.rows.ld}, {}, {}};
+    if (at.use_amx) keys.bf16 = keys_.bf16.at(t.j0);
     current_ = nullptr;
     for_blocks(x, t, [&](index p, Range n) {
-      if (!current_) select(x, t.j0 / KEY_TILE);
-      current_->product.multiply(rows, {keys_.at(t.j0), keys_.ld, 1}, keys_bf16, p, n);
+      if (!current_) select(at, t.j0 / KEY_TILE);
+      current_->product.multiply(rows_, keys, p, n);
     });
     if (!current_) return;
     BucketTile& product = current_->product;
     if (has_scattered_pairs(x, t))
       return for_near_pairs(x, t, [&](index i, index j, index k) { s[i * ld + j] += product.row(j)[k]; });
     for_strips(x, t, [&](index j, Range visible, real* strip, index width) {
-      for_key_rows(x, t, j, visible, [&](index key, index at, index n, index offset) {
-        spread<false>(x.map, product.row(key), offset, strip + (key - j) * width + at, n);
+      for_key_rows(x, t, j, visible, [&](index key, index from, index n, index offset) {
+        spread<false>(x.map, product.row(key), offset, strip + (key - j) * width + from, n);
       });
       for (index r = 0; r < visible.size(); r += VL) {
         vec block[VL];
@@ -66,18 +75,20 @@ class KeyBucketTerm {
       }
     });
   }
-  // s[t] += product[j0 + t, bucket] for the far pairs of row i in whole vectors of [a, b).
-  void add_far(const Problem& x, const QueryTile& t, real* s, index i, index a, index b) const {
-    for_far(x, t, i, a, b, [&](index u, int end) { store(s + u, load(s + u) + load(far[end] + t.j0 + u)); });
+  // The far pairs of row i, in whole vectors.
+  void add(Context& at, index i, Range visible, real* s) const {
+    for_far(at, i, visible, [&](index u, int end) { store(s + u, load(s + u) + load(far_[end] + at.tile.j0 + u)); });
   }
-  void collect_far(const Problem& x, const QueryTile& t, const real* ds, index i, index a, index b) {
-    for_far(x, t, i, a, b, [&](index u, int end) {
-      real* to = far_sums[end] + t.j0 + u;
+  void collect(Context& at, index i, Range visible, const real*, real* ds) const {
+    for_far(at, i, visible, [&](index u, int end) {
+      real* to = far_sums_[end] + at.tile.j0 + u;
       store(to, load(to) + load(ds + u));
     });
   }
-  // The gradient of `add`: sums[j, bucket] += ds[i, j], the same strips the other way round.
-  void collect(const Problem& x, const QueryTile& t, const real* ds, index ld) {
+  // The gradient of `add_tile`: sums[j, bucket] += ds[i, j], the same strips the other way round.
+  void collect_tile(Context& at, const real* ds, index ld) {
+    const Problem& x = at.x;
+    const QueryTile& t = at.tile;
     if (!current_) return;
     BucketTile& into = current_->sums;
     for_blocks(x, t, [&](index p, Range n) { into.clear(p, n); });
@@ -92,13 +103,11 @@ class KeyBucketTerm {
         transpose(block);
         for (int l = 0; l < VL; ++l) store(strip + l * width + r, block[l]);
       }
-      for_key_rows(x, t, j, visible, [&](index key, index at, index n, index offset) {
-        NUMBER::collect(x.map, strip + (key - j) * width + at, offset, into.row(key), n);
+      for_key_rows(x, t, j, visible, [&](index key, index from, index n, index offset) {
+        NUMBER::collect(x.map, strip + (key - j) * width + from, offset, into.row(key), n);
       });
     });
   }
-  BucketRows rows;
-  real *far[2], *far_sums[2];  // [K]: products with the first and the last bucket, and sums of their ds
 
  private:
   struct Slot {
@@ -106,7 +115,7 @@ class KeyBucketTerm {
     index tile, used;          // tile of keys, -1 for none; time of the last use
   };
   // The slot of a tile of keys becomes the current one; if none has it, the least recently used.
-  void select(const Problem& x, index tile) {
+  void select(const Context& at, index tile) {
     current_ = &slots_[0];
     for (Slot& slot : slots_) {
       if (slot.tile == tile) {
@@ -118,23 +127,18 @@ class KeyBucketTerm {
     current_->used = ++clock_;
     if (current_->tile == tile) return;
     flush(*current_);
-    const index n = std::min(KEY_TILE, x.keys - tile * KEY_TILE);
+    const index n = std::min(KEY_TILE, at.x.keys - tile * KEY_TILE);
     current_->tile = tile;
-    current_->product.begin(rows, n);
-    if (d_rows_) current_->sums.begin(rows, n);
+    current_->product.begin(rows_, n);
+    if (at.gradient) current_->sums.begin(rows_, n);
   }
   // Add the gradients of a slot: d_tokens += sums · rows, d_rows += sums^T · keys.
   void flush(Slot& slot) {
-    if (!d_rows_ || slot.tile < 0) return;
+    if (!d_tokens_ || slot.tile < 0) return;
     const index j = slot.tile * KEY_TILE;
-    real* d_tokens = d_tokens_ + j * rows.width();
-    if (bf16_.data) {
-      const Rows keys{keys_.at(j), keys_.ld};
-      const Bf16Rows columns = bf16_transpose(keys, slot.sums.size(), rows.features(), columns_scratch_);
-      return slot.sums.pull_back(rows, columns, d_tokens, d_rows_->columns, d_rows_->ld);
-    }
-    slot.sums.times_rows(rows, d_tokens, rows.width());
-    slot.sums.transposed_times(keys_.at(j), keys_.ld, d_rows_->data, rows.width());
+    Factor keys{{keys_.rows.at(j), keys_.rows.ld}, {}, {}};
+    if (rows_.use_amx()) keys.transposed = bf16_transpose(keys.rows, slot.sums.size(), rows_.features(), columns_scratch_);
+    slot.sums.pull_back(rows_, keys, d_tokens_ + j * rows_.width(), &d_rows_);
   }
   // Calls f(block of keys, its buckets) for the blocks with near pairs. Blocks are panels here.
   template <class F>
@@ -161,8 +165,8 @@ class KeyBucketTerm {
       if (visible.size()) f(j, visible, strip, width);
     }
   }
-  // Calls f(key, at, n, offset) for the VL keys from j on: a key's offset rises by one from row to row,
-  // in reverse, for n of them, which begin at place `at` of a strip. Of images, along an image row.
+  // Calls f(key, from, n, offset) for the VL keys from j on: a key's offset rises by one from row to row,
+  // in reverse, for n of them, which begin at place `from` of a strip. Of images, along an image row.
   template <class F>
   static void for_key_rows(const Problem& x, const QueryTile& t, index j, Range visible, F f) {
     const index columns = x.period ? x.jump + 1 : x.queries;
@@ -174,13 +178,14 @@ class KeyBucketTerm {
   }
   // Whether the offset of neighbouring pairs follows no rule.
   static bool has_scattered_pairs(const Problem& x, const QueryTile& t) { return !t.regular && !x.period; }
-  // Calls f(t, end) for the vectors of keys in [a, b) with far offsets to row i, before those that are
-  // near (end 0: first bucket) and after them (end 1: last bucket).
+  // Calls f(t, end) for the vectors of row i's visible keys with far offsets, before those that are near
+  // (end 0: first bucket) and after them (end 1: last bucket).
   template <class F>
-  static void for_far(const Problem& x, const QueryTile& t, index i, index a, index b, F f) {
-    const Range near = t.near_keys(x.map, i);
-    for (index u = a; u < std::min(b, near.begin); u += VL) f(u, 0);
-    for (index u = std::max(a, near.end); u < b; u += VL) f(u, 1);
+  static void for_far(const Context& at, index i, Range visible, F f) {
+    const Range near = at.tile.near_keys(at.x.map, i);
+    const index first = visible.begin / VL * VL;
+    for (index u = first; u < std::min(visible.end, near.begin); u += VL) f(u, 0);
+    for (index u = std::max(first, near.end); u < visible.end; u += VL) f(u, 1);
   }
   // Calls f(i, j, bucket) for all visible pairs: of tiles that are not regular, all are near.
   template <class F>
@@ -191,13 +196,16 @@ class KeyBucketTerm {
         f(i, j, index(x.map.bucket[t.j0 + j + t.base[i] - x.map.first]));
     }
   }
+  static index end_of(const Problem& x, int end) { return end ? x.map.buckets - 1 : 0; }
+  BucketRows rows_;
+  RowSums d_rows_;
+  TileFactor keys_;   // of the row
+  TokenSums d_keys_;  // if they are not the keys themselves
   std::vector<Slot> slots_;
   Slot* current_ = nullptr;  // of the tile of the last `add`; null if it had no near pairs
   index clock_ = 0;
-  real* d_tokens_ = nullptr;
-  const RowSums* d_rows_ = nullptr;
-  Scratch keys_scratch_, bf16_scratch_, columns_scratch_, strip_, far_[2], far_sums_[2];
-  Rows keys_;
-  Bf16Rows bf16_;
+  real* d_tokens_ = nullptr;  // [K, width]
+  real *far_[2], *far_sums_[2];  // [K]: products with the first and the last bucket, and sums of their ds
+  Scratch columns_scratch_, strip_, far_scratch_[2], far_sums_scratch_[2];
 };
 }  // namespace posenc

@@ -1,8 +1,6 @@
 // GRAPE: sums of the logarithms of gates over the later keys of a row; the gates are of other
 // products than the logits.
 #pragma once
-#include "query_tile.h"
-#include "row_products.h"
 #include "running_sums.h"
 namespace posenc::NUMBER {
 // s[i, j] += slope · Σ log σ(y_i · p_t) over the visible keys t after j. data: y [B, H, Q, E], p
@@ -11,73 +9,67 @@ namespace posenc::NUMBER {
 //
 // The sums fall from key to key, so that all keys before some have no weight (finished): where
 // slope · sum, and a bound of q · k, are too far below the greatest logit or the LSE.
-class LogGates {
+class LogGates : public Term {
  public:
-  void begin_head(const Pairs& pairs, index h) { features_ = pairs.sizes[0], slope_ = pairs.data[2][h]; }
-  // keys: [keys, depth], as factors of the logits.
-  void begin_row(const Problem& x, index b, index h, const Tokens& keys, index depth) {
+  static bool serves(const Problem& x) { return x.pairs.kind == LOG_GATES; }
+  void begin_head(const Context& at) { features_ = at.x.pairs.sizes[0], slope_ = at.x.pairs.data[2][at.h]; }
+  void begin_row(const Context& at) {
+    const Problem& x = at.x;
     width_ = round_up(features_, TOGETHER_FEATURES);
-    const index at = b * x.heads + h;
+    const index head = at.b * x.heads + at.h, keys = x.keys * features_, queries = x.queries * features_;
     panels_ = panels_scratch_.of(round_up(x.keys, PANEL) * width_);
-    const real* path = padded(x.pairs.data[1] + at * x.keys * features_, x.keys, path_scratch_);
-    pack_transposed(path, width_, x.keys, width_, panels_);
-    ends_ = x.pairs.data[0] + at * x.queries * features_;
-    d_ends_ = x.pairs.gradient[0] ? x.pairs.gradient[0] + at * x.queries * features_ : nullptr;
+    pack_transposed(padded(x.pairs.data[1] + head * keys, x.keys, path_scratch_), width_, x.keys, width_, panels_);
+    ends_ = x.pairs.data[0] + head * queries;
     key_norm_ = 0;
-    real* row = row_scratch_.of(round_up(depth, VL));
+    const index depth = x.depth(), width = round_up(depth, VL);
+    real* row = row_scratch_.of(width);
     for (index j = 0; j < x.keys; ++j) {
-      read_row(keys, row_of(keys, 0, 0, j), 1, depth, round_up(depth, VL), row);
+      read_row(at.k.tokens, row_of(at.k.tokens, 0, 0, j), 1, depth, width, row);
       const double norm = norm_of(row, depth);
       if (norm > key_norm_ || norm != norm) key_norm_ = norm;  // NaN stays: nothing is finished
     }
-  }
-  void begin_gradient(const Problem& x, index b, index h, index split) {
-    d_path_ = x.pairs.gradient[1] + ((split * x.batch + b) * x.heads + h) * x.keys * features_;
+    if (!at.gradient) return;
+    d_ends_ = x.pairs.gradient[0] + head * queries;
+    d_path_ = x.pairs.gradient[1] + (at.split * x.batch * x.heads + head) * keys;
     rates_ = rates_scratch_.of(KEY_TILE);
     d_panels_ = d_panels_scratch_.of(KEY_TILE * width_);
     fill(d_panels_, 0, KEY_TILE * width_);
   }
-  // q: of the tile, times the scale.
-  void begin_tile(const Problem& x, index first, index rows, Rows q) {
-    first_ = first;
-    y_ = padded(ends_ + first * features_, rows, y_scratch_);
-    bounds_.resize(rows);
-    for (index i = 0; i < rows; ++i)  // a cap bounds logits from below; AMX rounds q
-      bounds_[i] = x.softcap ? INFINITY : 1.01 * norm_of(q.at(i), x.depth()) * key_norm_;
+  void begin_tile(const Context& at) {
+    first_ = at.tile.i0;
+    y_ = padded(ends_ + first_ * features_, at.tile.rows, y_scratch_);
+    bounds_.resize(at.tile.rows);
+    for (index i = 0; i < at.tile.rows; ++i)  // a cap bounds logits from below; AMX rounds q
+      bounds_[i] = at.x.softcap ? INFINITY : 1.01 * norm_of(at.q.rows.at(i), at.x.depth()) * key_norm_;
   }
-  // levels [rows]: logits, in units, less than which by LOG_ZERO a key has no weight.
-  void set_levels(const real* levels, double unit) { levels_ = levels, unit_ = unit; }
-  // Whether the keys before those that row i's sum is over have no weight.
-  bool finished(index i, double sum) const {
-    return slope_ * sum + bounds_[i] < levels_[i] * unit_ + LOG_ZERO;
-  }
-  bool all_finished(const QueryTile& tile, const std::vector<double>& sums) const {
-    for (index i = 0; i < tile.rows; ++i)
-      if (tile.all_visible_keys(i).size() && !finished(i, sums[i])) return false;
+  bool carried_out(const Context& at) const {
+    for (index i = 0; i < at.tile.rows; ++i)
+      if (at.tile.all_visible_keys(i).size() && !finished(at, i, at.carry.sums[i])) return false;
     return true;
   }
-  // `sum` with the logarithms of row i's gates in a tile of keys.
-  double tile_sum(index i, const QueryTile& tile, Range visible, double sum) const {
-    if (finished(i, sum)) return sum;
+  void carry_over(Context& at, index i, Range visible, const real*) const {
+    double& sum = at.carry.sums[i];
+    if (finished(at, i, sum)) return;
     vec lane_sums{}, logs[TOGETHER];
     for (index t = visible.begin / SOME * SOME; t < visible.end; t += SOME) {
-      gates<false>(i, tile.j0 + t, logs, nullptr);
+      gates<false>(i, at.tile.j0 + t, logs, nullptr);
       for (int n = 0; n < TOGETHER; ++n) lane_sums += where_visible(logs[n], t + n * VL, visible);
     }
     for (int l = 0; l < VL; ++l) sum += lane_sums[l];
-    return sum;
   }
-  // Adds the term to row i of the logits of a tile, from the last keys to the first; those of keys that
-  // have no weight become -inf. sum: of the logarithms after the tile, then with those of the tile.
-  // GRADIENT: d log σ / d product, times the slope, is kept for collect_row.
+  void add(Context& at, index i, Range visible, real* s) {
+    at.gradient ? add<true>(at, i, visible, s) : add<false>(at, i, visible, s);
+  }
+  // Keys that have no weight get -inf. GRADIENT: d log σ / d product, times the slope, is kept for `collect`.
   template <bool GRADIENT>
-  void add(index i, const QueryTile& tile, real* s, Range visible, double& sum) {
+  void add(Context& at, index i, Range visible, real* s) {
+    double& sum = at.carry.sums[i];
     const index begin = visible.begin / VL * VL;
     index t = (visible.end - 1) / SOME * SOME;
-    for (; t + SOME > visible.begin && !finished(i, sum); t -= SOME) {
+    for (; t + SOME > visible.begin && !finished(at, i, sum); t -= SOME) {
       vec logs[TOGETHER], later[TOGETHER];
       real totals[TOGETHER];
-      gates<GRADIENT>(i, tile.j0 + t, logs, rates_ + t);
+      gates<GRADIENT>(i, at.tile.j0 + t, logs, rates_ + t);
 #pragma GCC unroll 4
       for (int n = 0; n < TOGETHER; ++n) {
         const vec log = where_visible(logs[n], t + n * VL, visible);
@@ -94,9 +86,10 @@ class LogGates {
     live_ = std::max(t + SOME, begin);
     fill(s + begin, -INFINITY, live_ - begin);
   }
-  // After add of row i: from ds, the gradients by its products, of y_i and of p. A gate is in the sums of
-  // all keys before it, hence the prefix sums; d_sum carries them.
-  void collect_row(index i, const QueryTile& tile, const real* ds, Range visible, double& d_sum) {
+  // Gradients by the products, of y_i and of p. A gate is in the sums of all keys before it, hence the prefix
+  // sums; d_sum carries them.
+  void collect(Context& at, index i, Range visible, const real*, real* ds) {
+    double& d_sum = at.carry.d_sums[i];
     for (index t = live_; t < visible.end; t += VL) {
       const vec d = load(ds + t), before = running_sums<true>(shifted<1, true>(d));
       store(rates_ + t, where_visible(load(rates_ + t), t, visible) * (before + real(d_sum)));
@@ -107,8 +100,8 @@ class LogGates {
       vec sums[TOGETHER_FEATURES] = {};
       for (index t = live_; t < visible.end; t += VL) {
         const vec d = load(rates_ + t);
-        const real* p = panel(tile.j0 + t) + e * PANEL;
-        real* dp = d_panels_ + (p - panel(tile.j0));
+        const real* p = panel(at.tile.j0 + t) + e * PANEL;
+        real* dp = d_panels_ + (p - panel(at.tile.j0));
 #pragma GCC unroll 8
         for (int f = 0; f < TOGETHER_FEATURES; ++f, p += PANEL, dp += PANEL) {
           sums[f] += d * load(p);
@@ -124,8 +117,9 @@ class LogGates {
       }
     }
   }
-  // Adds the gradients of p of the selected tile to those of others, after all its rows.
-  void collect(const QueryTile& tile) {
+  // Adds the gradients of p of the selected tile to those of others.
+  void collect_tile(Context& at, const real*, index) {
+    const QueryTile& tile = at.tile;
     for (index p = tile.panels.begin; p < tile.panels.end; ++p) {
       real *from = d_panels_ + p * PANEL * width_, *to = d_path_ + (tile.j0 + p * PANEL) * features_;
       for (index t = 0; t < std::min<index>(PANEL, tile.width - p * PANEL); ++t, to += features_)
@@ -140,6 +134,10 @@ class LogGates {
   static constexpr int TOGETHER_FEATURES = 8;
   static constexpr index SOME = TOGETHER * VL;
   static_assert(PANEL % SOME == 0);
+  // Whether the keys before those that row i's sum is over have no weight.
+  bool finished(const Context& at, index i, double sum) const {
+    return slope_ * sum + bounds_[i] < at.levels[i] * at.level_unit + LOG_ZERO;
+  }
   static double norm_of(const real* x, index n) { return std::sqrt(double(dot(x, x, round_up(n, VL)))); }
   static vec where_visible(vec x, index t, Range visible) {
     return t >= visible.begin && t + VL <= visible.end ? x : lanes_in(t, visible) ? x : vec{};
@@ -210,9 +208,8 @@ class LogGates {
   real *panels_ = nullptr, *d_panels_ = nullptr;   // p in panels, and its gradients of a tile of keys
   real *d_ends_ = nullptr, *d_path_ = nullptr;
   real* rates_ = nullptr;  // [KEY_TILE]: of add's last row
-  const real* levels_ = nullptr;
   std::vector<double> bounds_;  // [rows]: q · k at most
-  double key_norm_ = 0, unit_ = 1;
+  double key_norm_ = 0;
   real slope_ = 0;
   index features_ = 0, width_ = 0, first_ = 0;
   index live_ = 0;  // the first key with a weight, of add's last call

@@ -109,6 +109,8 @@ struct Pairs {
   real* gradient[6];
   // Whether logits or weights depend on sums over the later keys of a row.
   bool sums() const { return kind == COUNTS || kind == STICKS || kind == LOG_GATES; }
+  // Whether keys before have no weight once these sums are at their limit.
+  bool fades() const { return kind == STICKS || kind == LOG_GATES; }
   // Whether tiles of keys go from the last to the first.
   bool from_last() const { return sums() || kind == BLOCKS; }
 };

@@ -1,36 +1,8 @@
 // A tile of queries, the keys visible to it, and the loop over tiles of keys that follows from them.
 #pragma once
-#include "rotation.h"
-#include "buckets.h"
+#include "amx.h"
 namespace posenc::NUMBER {
-// The transpose of keys or values in panels (pack_transposed): of all, or repacked for each tile of
-// keys where all would take too much memory.
-class Panels {
- public:
-  void begin(Rows x, index count, index features, bool whole) {
-    x_ = x, count_ = count, features_ = features, whole_ = whole;
-    if (whole) pack(0, count);
-  }
-  // Panels from key j on, a multiple of KEY_TILE.
-  const real* at(index j) {
-    if (whole_) return data_ + j * features_;
-    pack(j, std::min(KEY_TILE, count_ - j));
-    return data_;
-  }
-
- private:
-  void pack(index j, index n) {
-    real* to = scratch_.of(round_up(n, PANEL) * features_);
-    pack_transposed(x_.at(j), x_.ld, n, features_, to);
-    data_ = to;
-  }
-  Scratch scratch_;
-  Rows x_;
-  const real* data_ = nullptr;
-  index count_ = 0, features_ = 0;
-  bool whole_ = true;
-};
-
+constexpr index KEY_TILE = 512, QUERY_TILE = 256;  // multiples of PANEL and of BLOCK
 constexpr index MANY_BUCKETS = 1024;  // more would make [queries, buckets] larger than the caches
 // Whether products of queries with many buckets are kept for a window of them that moves along with
 // the tiles of keys. So it can where buckets follow the offset alone, in every batch row.
@@ -104,6 +76,18 @@ class QueryTile {
       select(x, (from_last ? first + end - 1 - t : t) * KEY_TILE);
       if (offsets.begin < offsets.end) run();
     }
+  }
+  // Calls f(first key of the tile, keys, rows) for the panels of the selected tile with visible pairs.
+  template <class F>
+  void for_panels(F f) const {
+    for (index p = panels.begin; p < panels.end; ++p)
+      if (panel_rows[p].size()) f(p * PANEL, std::min<index>(PANEL, width - p * PANEL), panel_rows[p]);
+  }
+  // Calls f(block of queries, offsets of its pairs) for those with visible pairs in the selected tile.
+  template <class F>
+  void for_blocks(F f) const {
+    for (index n = 0; n * BLOCK < rows; ++n)
+      if (block_offsets[n].size()) f(n, block_offsets[n]);
   }
   // Calls f(panels, rows) for runs of panels of some keys that are visible to the same of some rows, one
   // large product each: whole tiles of AMX around the rows that see any key of them.

@@ -2,6 +2,7 @@
 // Tiles of keys go from the last to the first and carry the sums; within a vector they are prefix sums.
 #pragma once
 #include "buckets.h"
+#include "term.h"
 namespace posenc::NUMBER {
 // x moved by H lanes towards the last (FORWARD) or the first lane, zeros moving in.
 template <int H, bool FORWARD>
@@ -67,25 +68,6 @@ struct Logistic {
 
  private:
   vec z_, e_, inverse_;
-};
-
-// Sums of the rows of a tile of queries, [rows]: `sums` over the keys after a tile of keys, carried
-// from the last tile to the first; `d_sums`, of gradients over the keys before it, carried from the
-// first to the last. The latter need the former in reverse: sums at every tile are kept. In double,
-// as they may be over many tokens.
-class Carry {
- public:
-  void begin(index rows, index tiles) {
-    sums.assign(rows, 0);
-    d_sums.assign(rows, 0);
-    kept_.resize(rows * tiles);
-  }
-  void keep(index tile) { std::copy_n(sums.data(), sums.size(), kept_.data() + tile * sums.size()); }
-  void resume(index tile) { std::copy_n(kept_.data() + tile * sums.size(), sums.size(), sums.data()); }
-  std::vector<double> sums, d_sums;
-
- private:
-  std::vector<double> kept_;  // [tiles, rows]
 };
 
 // CoPE: s[i, j] += product[i, count], interpolated between the products of query i with the rows of
@@ -163,29 +145,29 @@ class Counts {
 };
 
 // Stick breaking: weights p[i, j] = σ(s[i, j]) Π_t (1 - σ(s[i, t])) over the keys t after j and before
-// the query's own, in place of the softmax. Sums are of log(1 - σ).
-class Sticks {
+// the query's own, in place of the softmax. Sums are of log(1 - σ). sizes: whether the weight that is left
+// is that of the query's own key.
+class Sticks : public Term {
  public:
-  // The visible keys that are before the query's own.
-  static Range keys_before_query(Range visible, index j0, index base) {
-    return {visible.begin, std::min(visible.end, -base - j0)};
-  }
-  static bool exhausted(real sum) { return sum < LOG_ZERO; }  // all weights before are 0
-  // `sum` and the logarithms of a tile.
-  static real tile_sum(const real* s, Range visible, real sum) {
+  static bool serves(const Problem& x) { return x.pairs.kind == STICKS; }
+  void carry_over(Context& at, index i, Range visible, const real* s) const {
+    const Range keys = before_own(at, i, visible);
     vec lane_sums{};
-    for (index t = visible.begin / VL * VL; t < visible.end; t += VL)
-      lane_sums += lanes_in(t, visible) ? Logistic(load(s + t)).log_complement() : vec{};
-    return sum + NUMBER::sum(lane_sums);
+    for (index t = keys.begin / VL * VL; t < keys.end; t += VL)
+      lane_sums += lanes_in(t, keys) ? Logistic(load(s + t)).log_complement() : vec{};
+    at.carry.sums[i] = real(at.carry.sums[i]) + sum(lane_sums);
   }
-  // Logits of a row become weights, from the last vector to the first. Returns the sum
-  // with the tile's logarithms.
-  real weigh(real* s, Range visible, real sum) {
-    const index from = visible.begin / VL * VL;
-    index t = round_up(visible.end, VL) - VL;
+  bool carried_out(const Context& at) const { return std::all_of(at.carry.sums.begin(), at.carry.sums.end(), exhausted); }
+  // Logits of row i become weights, zero where hidden, from the last vector to the first; returns the
+  // keys, in whole vectors, outside of which they all are.
+  Range weigh(Context& at, index i, real* s) {
+    const Range keys = before_own(at, i, at.tile.visible_keys(i)), all = at.tile.panel_keys();
+    const Range whole{keys.size() ? keys.begin / VL * VL : all.begin, keys.size() ? round_up(keys.end, VL) : all.begin};
+    real sum = at.carry.sums[i];
+    index t = whole.end - VL;
     betas_ = scratch_.of(KEY_TILE);
-    for (; t >= from && !exhausted(sum); t -= VL) {
-      const ivec here = lanes_in(t, visible);
+    for (; t >= whole.begin && !exhausted(sum); t -= VL) {
+      const ivec here = lanes_in(t, keys);
       const vec z = load(s + t);
       const Logistic logistic(z);
       const vec log_complements = here ? logistic.log_complement() : vec{};
@@ -194,20 +176,37 @@ class Sticks {
       store(betas_ + t, here ? logistic.value() : vec{});
       sum = sums[0];
     }
-    for (; t >= from; t -= VL) store(s + t, vec{}), store(betas_ + t, vec{});
-    return sum;
+    for (; t >= whole.begin; t -= VL) store(s + t, vec{}), store(betas_ + t, vec{});
+    at.carry.sums[i] = sum;
+    fill(s + all.begin, 0, whole.begin - all.begin);
+    fill(s + whole.end, 0, all.end - whole.end);
+    return whole;
   }
   // Gradients of the logits of the row of `weigh`'s last call, from those of the logarithms of its
   // weights: d log p_j / d z_t is 1 at t = j, and -σ(z_t) for all t >= j.
-  void collect(real* ds, Range visible, double& d_sums) const {
-    for (index t = visible.begin / VL * VL; t < visible.end; t += VL) {
-      const vec d = load(ds + t), sums = running_sums<true>(d) + real(d_sums);
+  void pull_back(real* ds, Range keys, double& d_sum) const {
+    for (index t = keys.begin; t < keys.end; t += VL) {
+      const vec d = load(ds + t), sums = running_sums<true>(d) + real(d_sum);
       store(ds + t, d - load(betas_ + t) * sums);
-      d_sums = sums[VL - 1];
+      d_sum = sums[VL - 1];
     }
+  }
+  static index own_key(const Context& at, index i) { return -index(at.tile.base[i]); }
+  // The weight, after dropout, that the keys before leave to row i's own key, once the sums are over all
+  // of them.
+  static real remainder(const Context& at, index i) {
+    const index key = own_key(at, i);
+    if (!at.x.pairs.sizes[0] || !at.tile.is_visible(i, key) || exhausted(at.carry.sums[i])) return 0;
+    const real weight = std::exp(at.carry.sums[i]);
+    return at.x.dropout > 0 ? weight * at.dropout.at(at.dropout.row_seed(at.row(i)), key)[0] : weight;
   }
 
  private:
+  // The visible keys of row i that are before the query's own.
+  static Range before_own(const Context& at, index i, Range visible) {
+    return {visible.begin, std::min(visible.end, own_key(at, i) - at.tile.j0)};
+  }
+  static bool exhausted(real sum) { return sum < LOG_ZERO; }  // all weights before are 0
   static constexpr real LOG_ZERO = sizeof(real) == 4 ? -70.0 : -708.0;  // `exponential` is 0 below
   Scratch scratch_;
   real* betas_ = nullptr;  // σ of the row's logits
