@@ -127,10 +127,7 @@ class CRotation(ctypes.Structure):
     """Tokens whose pairs of features are multiplied as complex numbers (csrc/rotation.h)."""
 
     _fields_ = [
-        ("x", CTokens),
-        ("out", CTokens),
-        *_pointers("cosine", "sine"),
-        *_numbers("factor_batch", "factor_head", "factor_token"),
+        *(("x", CTokens), ("out", CTokens), ("factors", CRotaryFactors)),
         *_numbers("batch", "heads", "tokens", "features", "pairs"),
         *_numbers("adjacent", "conjugate"),
         ("team", CTeam),

@@ -9,7 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.native.build import library, missing
-from posenc.attention.backends.native.library import TYPES, CRotation, CTokens
+from posenc.attention.backends.native.library import (
+    TYPES,
+    CRotaryFactors,
+    CRotation,
+    CTokens,
+)
 from posenc.encoding import Pairing, Rotation, apply_rotation
 from posenc.runtime import has_values, is_transformed
 
@@ -105,12 +110,8 @@ class _Rotate(torch.autograd.Function):
         ctx.adjacent, ctx.conjugate = adjacent, conjugate
         x = x if x.stride(-1) == 1 else x.contiguous()
         out = torch.empty_like(x)  # each token's heads stay where they are
-        strides = (
-            0 if n == 1 else step for n, step in zip(cosine.shape, cosine.stride(), strict=True)
-        )
         problem = CRotation(
-            *(CTokens.of(x), CTokens.of(out), cosine.data_ptr(), sine.data_ptr()),
-            *tuple(strides)[:3],
+            *(CTokens.of(x), CTokens.of(out), CRotaryFactors.of(cosine, sine)),
             *(*x.shape, cosine.shape[-1], adjacent, conjugate),
         )
         library().call("rotate", problem, cosine.dtype)

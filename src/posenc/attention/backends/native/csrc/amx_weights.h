@@ -5,23 +5,20 @@
 namespace posenc::NUMBER {
 class AmxWeights {
  public:
-  AmxWeights(const Problem& x, RowWeights& rows)
-      : x_(x), rows_(rows), logits_(rows.logits), registers_(logits_.use_amx) {
-    some_rows_ = logits_.use_amx && !x.terms.right_rows && x.pairs.kind != MIXING;
+  explicit AmxWeights(RowWeights& rows) : x_(rows.x), rows_(rows), registers_(rows.use_amx) {
+    const Problem& x = x_;
+    some_rows_ = rows.use_amx && !AllTerms::adds_to_tiles(x) && x.pairs.kind != MIXING;
     const bool few_near = x.map.high - x.map.low <= 2 * NEAR_KEYS;
-    some_plain_ = some_rows_ && x.pairs.kind == NONE && !x.terms.column && !x.period && !x.softcap &&
-                  !(x.dropout > 0) && few_near;
-    product_scale_ = some_rows_ ? logits_.remaining_scale() : 1, rate_ = product_scale_ * PER_LN_2;
+    some_plain_ = some_rows_ && !AllTerms::has_others<BiasByOffset, QueryBucketTerm, ValueBucketTerm>(x) &&
+                  x.pairs.kind == NONE && !x.period && !x.softcap && !(x.dropout > 0) && few_near;
+    product_scale_ = some_rows_ ? rows_.remaining_scale() : 1, rate_ = product_scale_ * PER_LN_2;
     ld_ = (some_plain_ ? NEAR_KEYS : round_up(std::min(x.keys, KEY_TILE), PANEL)) + 16;
-  }
-  void begin_row() {
-    if (logits_.use_amx) v_pairs_ = logits_.v.pair();
   }
   // Whether logits are computed here; else they are complete products, of the whole tile.
   bool multiplies() const { return some_rows_; }
   // The selected tile of keys, s [rows, ld] being its logits if they are computed.
   void add_tile(real* s, index ld) {
-    const QueryTile& tile = logits_.tile;
+    const QueryTile& tile = rows_.tile;
     const Range all = tile.panel_keys();
     const index step = some_plain_ ? NEAR_KEYS : KEY_TILE;
     if (some_rows_) s = s_.of(NEAR_ROWS * ld_), ld = ld_;
@@ -37,8 +34,8 @@ class AmxWeights {
  private:
   // Some keys of some rows; row i's logits are s [keys] and those of the rows after it ld apart.
   void add_part(Range rows, Range keys, real* s, index ld) {
-    const QueryTile& tile = logits_.tile;
-    if (some_rows_) logits_.k.multiply_rows(tile, rows, keys, logits_.q, s, ld);
+    const QueryTile& tile = rows_.tile;
+    if (some_rows_) rows_.k.multiply_rows(tile, rows, keys, rows_.q, s, ld);
     // In the place of the logits, or apart so that a row can be weighed again.
     const index to_ld = some_plain_ ? WEIGHTS_LD : 2 * ld;
     uint16_t* to = some_plain_ ? weights_ - keys.begin : reinterpret_cast<uint16_t*>(s);
@@ -49,7 +46,7 @@ class AmxWeights {
     tile.for_equal_panels(rows, keys, [&](Range panels, Range m) {
       const index p = panels.begin * PANEL;
       amx_gemm(m.size(), rows_.width, panels.size() * PANEL, {to + (m.begin - rows.begin) * to_ld + p, to_ld},
-               v_pairs_.at(tile.j0 + p, 0), rows_.output(m.begin), rows_.width, true);
+               rows_.v.pairs(tile.j0 + p), rows_.output(m.begin), rows_.width, true);
     });
   }
   // Logits of rows become weights, in bfloat16. TABLE: biases by offset are added where rows are plain.
@@ -73,7 +70,7 @@ class AmxWeights {
   // The bucket of all the keys to row i, 0 where there are no buckets; -1 where they have several, or some
   // keys are hidden.
   index plain_bucket(index i, Range keys) const {
-    const QueryTile& tile = logits_.tile;
+    const QueryTile& tile = rows_.tile;
     const Range visible = tile.visible_keys(i);
     if (visible.begin > keys.begin || visible.end < keys.end) return -1;
     if (!x_.map.buckets) return 0;
@@ -86,8 +83,8 @@ class AmxWeights {
   template <bool TABLE>
   __attribute__((always_inline)) void weigh_plain(index i, index bucket, const real* s, uint16_t* to, Range keys,
                                                   bool& rising) {
-    const real* table = TABLE ? logits_.term<BiasByOffset>().row(logits_, i) : nullptr;
-    const real bias = x_.terms.left_rows ? logits_.term<QueryBucketTerm>().products(i)[bucket] * PER_LN_2 : 0;
+    const real* table = TABLE ? rows_.term<BiasByOffset>().row(rows_, i) : nullptr;
+    const real bias = x_.terms.left_rows ? rows_.term<QueryBucketTerm>().products(i)[bucket] * PER_LN_2 : 0;
     vec total = splat(NAN);
     const Range some{keys.begin, keys.begin + AMX_DEPTH};
     if (rows_.levels[i] == -INFINITY && !rising)
@@ -108,8 +105,8 @@ class AmxWeights {
     const Range visible = visible_of(i, part), keys = whole_tiles(visible);
     if (!visible.size()) return;
     if (product_scale_ != 1) scale_range(s + keys.begin, product_scale_, keys.size());
-    if (logits_.term<Sticks>().present) return;
-    logits_.add_terms(s, i, visible);
+    if (rows_.term<Sticks>().present) return;
+    rows_.add_terms(s, i, visible);
     for (index edge : {keys.begin, keys.end - AMX_DEPTH})
       for (index t = edge; t < edge + AMX_DEPTH; t += VL) store(s + t, masked(load(s + t), t, visible));
     rows_.raise_level(i, greatest<false>(PER_LN_2, s, keys, nullptr));
@@ -117,7 +114,7 @@ class AmxWeights {
   void weigh_row(index i, real* s, uint16_t* to, Range part) {
     const Range visible = visible_of(i, part), keys = whole_tiles(visible);
     if (!visible.size()) return clear(to, part);
-    if (logits_.term<Sticks>().present) {
+    if (rows_.term<Sticks>().present) {
       rows_.stick_row(i, s);
       return store_bf16_row(s + part.begin, part.size(), to + part.begin);
     }
@@ -139,7 +136,7 @@ class AmxWeights {
     clear(to, {keys.end, part.end});
   }
   Range visible_of(index i, Range part) const {
-    const Range visible = logits_.tile.visible_keys(i);
+    const Range visible = rows_.tile.visible_keys(i);
     return {std::max(visible.begin, part.begin), std::min(visible.end, part.end)};
   }
   static Range whole_tiles(Range keys) { return {keys.begin / AMX_DEPTH * AMX_DEPTH, round_up(keys.end, AMX_DEPTH)}; }
@@ -181,9 +178,7 @@ class AmxWeights {
   static constexpr int MAX_RISE = 12;  // of exponents of two, until the level is raised
   const Problem& x_;
   RowWeights& rows_;
-  Logits& logits_;
   AmxTiles registers_;
-  VnniStrips v_pairs_;
   bool some_rows_ = false;   // products are computed for NEAR_ROWS at a time
   bool some_plain_ = false;  // rows may be plain (see weigh_plain), so that they go by parts of NEAR_KEYS
   real product_scale_, rate_;  // of products to be logits; to be exponents of two

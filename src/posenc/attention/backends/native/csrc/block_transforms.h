@@ -56,7 +56,8 @@ class BlockTransforms : public Term {
     real* d_diagonal = at.x.pairs.gradient[1] + diagonal_;
     real* transposed = transposed_.of(width_ * round_up(width_, PANEL));
     for (index p = panels.begin; p < panels.end; ++p) {
-      const index block = at.tile.j0 / PANEL + p, here = first_row(block), later = first_row(block + 1), n = rows_ - later;
+      const index block = at.tile.j0 / PANEL + p, here = first_row(block), later = first_row(block + 1);
+      const index n = rows_ - later;
       for (index i = here; i < later; ++i) std::copy_n(ds + i * ld + p * PANEL, PANEL, d_diagonal + i * PANEL);
       if (!n) continue;
       const real *x = state(block) + later * width_, *d = ds + later * ld + p * PANEL;

@@ -110,11 +110,7 @@ class BucketRows {
     buckets_ = buckets, features_ = features, width_ = round_up(features, VL), use_amx_ = use_amx;
     const index count = round_up(buckets, PANEL);
     rows_ = rows, copied_ = width_ == features ? buckets / PANEL * PANEL : 0;
-    real* to = rows_scratch_.of((count - copied_) * width_);
-    for (index n = copied_; n < count; ++n)
-      for (index d = 0; d < width_; ++d)
-        to[(n - copied_) * width_ + d] = n < buckets && d < features ? rows[n * features + d] : 0;
-    copy_ = to;
+    copy_ = padded(rows + copied_ * features, buckets - copied_, features, count - copied_, width_, rows_scratch_).data;
     if (use_amx) {
       const Tokens x{reinterpret_cast<char*>(const_cast<real*>(rows)), REAL, 0, 0, features};
       const HeadTokens tokens(x, 0, 0, 0, buckets, features);
@@ -295,7 +291,8 @@ class BucketTile {
         return filled[c / VL] ? load(row(t.begin + i) + n + c) : vec{};
       });
       if (out)
-        amx_gemm(round_up(t.size(), AMX_TILE), width, PANEL, panel_.rows, rows.pairs(n), out + t.begin * width, width, true);
+        amx_gemm(round_up(t.size(), AMX_TILE), width, PANEL, panel_.rows, rows.pairs(n), out + t.begin * width, width,
+                 true);
       if (sums)
         amx_gemm(width, PANEL, round_up(t.size(), AMX_DEPTH), x.transposed.at(0, t.begin), panel_.pairs,
                  sums->columns + n, sums->ld, true);

@@ -1,9 +1,92 @@
 // Few queries, as in decoding: reading keys and values takes most of the time, so each is read once, where
 // it lies, for the queries of all heads that share it. Forward packs keys, which few products do not repay.
 #pragma once
-#include "buckets.h"
-#include "row_products.h"
+#include "logits.h"
 namespace posenc::NUMBER {
+// Keys or values of one head as they are stored, from one token on.
+template <class Number>
+struct Stored {
+  const Number* data;
+  index ld;
+  const Number* at(index t) const { return data + t * ld; }
+};
+// Calls f(size, first) for rows by fours, then two, then one; size is a constant.
+template <class F>
+inline void for_rows(index rows, F f) {
+  index r = 0;
+  for (; r + 4 <= rows; r += 4) f(std::integral_constant<int, 4>{}, r);
+  if (rows & 2) f(std::integral_constant<int, 2>{}, r), r += 2;
+  if (rows & 1) f(std::integral_constant<int, 1>{}, r);
+}
+// s [M, VL / M] = products of M rows with VL / M keys; depth is a multiple of VL.
+template <int M, class Number>
+inline void products_tile(Rows q, Stored<Number> k, index depth, real* s, index lds) {
+  constexpr int N = VL / M;
+  vec sums[VL];
+#pragma GCC unroll 16
+  for (int a = 0; a < VL; ++a) sums[a] = vec{};
+  for (index d = 0; d < depth; d += VL) {
+    vec keys[N];
+#pragma GCC unroll 16
+    for (int n = 0; n < N; ++n) keys[n] = Lanes<Number>::load(k.at(n) + d);
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      const vec query = load(q.at(m) + d);
+#pragma GCC unroll 16
+      for (int n = 0; n < N; ++n) sums[m * N + n] += query * keys[n];
+    }
+  }
+  real lanes[VL];
+  store(lanes, sums_of_lanes(sums));
+  for (int m = 0; m < M; ++m) std::copy_n(lanes + m * N, N, s + m * lds);
+}
+// s [rows, keys] = q k^T; keys is a multiple of VL.
+template <class Number>
+inline void products(index rows, Rows q, Stored<Number> k, index keys, index depth, real* s, index lds) {
+  for (index j = 0; j < keys; j += VL)
+    for_rows(rows, [&](auto size, index r) {
+      constexpr int M = std::min<int>(size, VL);
+      for (index m = r; m < r + size; m += M)
+        for (index n = j; n < j + VL; n += VL / M)
+          products_tile<M, Number>({q.at(m), q.ld}, {k.at(n), k.ld}, depth, s + m * lds + n, lds);
+    });
+}
+// out [M, V * VL] += weights [M, keys] v.
+template <int M, int V, class Number>
+inline void values_tile(const real* s, index lds, Stored<Number> v, index keys, real* out, index ldo) {
+  vec sums[M][V];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+    for (int e = 0; e < V; ++e) sums[m][e] = load(out + m * ldo + e * VL);
+  for (index j = 0; j < keys; ++j) {
+    vec row[V];
+#pragma GCC unroll 8
+    for (int e = 0; e < V; ++e) row[e] = Lanes<Number>::load(v.at(j) + e * VL);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      const vec weight = splat(s[m * lds + j]);
+#pragma GCC unroll 8
+      for (int e = 0; e < V; ++e) sums[m][e] += weight * row[e];
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m)
+#pragma GCC unroll 8
+    for (int e = 0; e < V; ++e) store(out + m * ldo + e * VL, sums[m][e]);
+}
+template <int M, class Number>
+inline void values_rows(const real* s, index lds, Stored<Number> v, index keys, real* out, index width) {
+  index e = 0;
+  for (; e + NV * VL <= width; e += NV * VL) values_tile<M, NV, Number>(s, lds, {v.data + e, v.ld}, keys, out + e, width);
+  for (; e < width; e += VL) values_tile<M, 1, Number>(s, lds, {v.data + e, v.ld}, keys, out + e, width);
+}
+// out [rows, width] += weights [rows, keys] v.
+template <class Number>
+inline void add_values(index rows, const real* s, index lds, Stored<Number> v, index keys, real* out, index width) {
+  for_rows(rows, [&](auto size, index r) { values_rows<size>(s + r * lds, lds, v, keys, out + r * width, width); });
+}
+
 constexpr index MOST_ROWS = 16;     // queries of a head
 constexpr index MOST_SHARED = 64;   // of all heads that share keys
 constexpr index UNPACKED_ROWS = 8;  // up to which keys are not packed
@@ -13,9 +96,8 @@ constexpr index KEY_GROUP = PANEL;  // keys that are converted together
 class FewRows {
  public:
   static bool serves(const Problem& x) {
-    const Terms& terms = x.terms;
-    const bool plain = !terms.right_rows && !terms.column && !x.rank();
-    return plain && x.pairs.kind == NONE && !x.period && !(x.dropout > 0) &&
+    const bool others = AllTerms::has_others<BiasByOffset, QueryBucketTerm, ValueBucketTerm>(x) || x.rank();
+    return !others && x.pairs.kind == NONE && !x.period && !(x.dropout > 0) &&
            x.queries * (x.heads / x.groups) <= (x.heads == x.groups ? MOST_ROWS : MOST_SHARED);
   }
   explicit FewRows(const Problem& x)
@@ -85,7 +167,7 @@ class FewRows {
     for (index r = 0; r < rows_; ++r) {
       const index h = g * heads_ + r / x_.queries, i = r % x_.queries;
       read_row(x_.q, row_of(x_.q, b, h, i), real(x_.scale), x_.dim, depth_, to + r * depth_);
-      rotate(x_.q_rotary, b, h, i, to + r * depth_);
+      rotate_factor(x_, x_.q_rotary, b, h, i, to + r * depth_, 1);
     }
     return {to, depth_};
   }
@@ -122,7 +204,8 @@ class FewRows {
       for (index i = 0; i < x_.queries; ++i)
         read_row(left.value, row_of(left.value, b, h, i), 1, left.features, depth, tokens + i * depth);
       const Rows rows = rows_of_buckets(x_.terms.left_rows, h);
-      products<real>(x_.queries, {tokens, depth}, {rows.data, rows.ld}, round_up(buckets_.size(), VL), depth, to, bucket_ld_);
+      const index count = round_up(buckets_.size(), VL);
+      products<real>(x_.queries, {tokens, depth}, {rows.data, rows.ld}, count, depth, to, bucket_ld_);
     }
   }
   // out [rows, width] += weights by bucket, times the values of the buckets.
@@ -135,16 +218,9 @@ class FewRows {
     }
   }
   Rows rows_of_buckets(const Operand& rows, index h) {
-    return padded(rows.of(0, h) + buckets_.begin * rows.features, buckets_.size(), rows.features);
-  }
-  // Rows [n, features], and zeros up to whole vectors of both.
-  Rows padded(const real* from, index n, index features) {
-    const index width = round_up(features, VL), all = round_up(n, VL);
-    if (width == features && all == n) return {from, features};
-    real* to = rows_scratch_.of(all * width);
-    fill(to, 0, all * width);
-    for (index i = 0; i < n; ++i) std::copy_n(from + i * features, features, to + i * width);
-    return {to, width};
+    const index n = buckets_.size(), width = round_up(rows.features, VL);
+    const real* from = rows.of(0, h) + buckets_.begin * rows.features;
+    return padded(from, n, rows.features, round_up(n, VL), width, rows_scratch_);
   }
   void add_weighted(const real* s, index lds, index b, index g, index j, index n, real* out) {
     if (rows_ > UNPACKED_ROWS || width_ != x_.value_dim) {
@@ -168,14 +244,10 @@ class FewRows {
     real* to = k_scratch_.of(all * depth_);
     for (index t = 0; t < n; ++t) {
       read_row(x_.k, row_of(x_.k, b, g, j + t), 1, x_.dim, depth_, to + t * depth_);
-      rotate(x_.k_rotary, b, g, j + t, to + t * depth_);
+      rotate_factor(x_, x_.k_rotary, b, g, j + t, to + t * depth_, 1);
     }
     fill(to + n * depth_, 0, (all - n) * depth_);  // a cap of NaN, masked later, would overflow
     return {to, depth_};
-  }
-  void rotate(const RotaryFactors& by, index b, index h, index t, real* x) const {
-    const index at = by.at(b, h, t);
-    if (x_.rotated) rotate_row(x, x, by.cosine + at, by.sine + at, x_.rotated, x_.adjacent, 1);
   }
   // Logits of row r for some keys become weights, zero where hidden, relative to the greatest.
   void weigh(index b, index g, index r, Range all, real* s, real& greatest, real& sum_of_weights) {
@@ -206,8 +278,7 @@ class FewRows {
       store(s + t, weight);
     }
     sum_of_weights = sum(sums);
-    fill(s, 0, from);
-    fill(s + to, 0, size - to);
+    fill_outside(s, {0, size}, {from, to});
     if (x_.terms.value_rows)
       collect(x_.map, s + visible.begin, offset, weight_scratch_.of(0) + r * bucket_ld_ - buckets_.begin, visible.size());
   }

@@ -100,11 +100,8 @@ class Mixing {
   void read(Scratch& block, const real* from, index stride, index t, index n, Range visible) const {
     for (index h = 0; h < heads_; ++h) {
       real* to = block.of(0) + h * CHUNK;
-      for (index l = 0; l < n; l += VL) {
-        const vec v = load(from + h * stride + t + l);
-        const bool whole = t + l >= visible.begin && t + l + VL <= visible.end;
-        store(to + l, whole ? v : lanes_in(t + l, visible) ? v : vec{});
-      }
+      for (index l = 0; l < n; l += VL)
+        store(to + l, masked(load(from + h * stride + t + l), t + l, visible, 0));
     }
   }
   // z [units, CHUNK] = leaky(x + w1 s); dz, if given, becomes the gradient before the activation.
@@ -195,34 +192,25 @@ class AllHeads {
     const real* rows = Mixing::pad_rows(x, rows_);
     for (const auto& part : parts_) part->begin(rows);
   }
-  void run(index, Range batch, Range queries, index part, index split) {
-    if (BACKWARD)
-      for (const auto& mixing : parts_) mixing->begin_gradient();
+  index tile_size() const { return std::clamp<index>(MAX_MIXED_LOGITS / (x_.heads * ld_), MIXED_PARTS, BLOCK); }
+  void begin_head(index, index part) {
+    part_ = part;
+    for (index n = 0; n < MIXED_PARTS && BACKWARD; ++n) parts_[n]->begin_gradient();
     for_heads([&](Worker& head, index h) { head.begin_head(h, part); });
-    const index size = std::clamp<index>(MAX_MIXED_LOGITS / (x_.heads * ld_), MIXED_PARTS, BLOCK);
-    for (index b = batch.begin; b < batch.end; ++b) {
-      for_heads([&](Worker& head, index) { head.begin_row(b, split); });
-      for (index i = queries.begin; i < queries.end; i += size)
-        run_tile(i, std::min(size, queries.end - i));
-      for_heads([&](Worker& head, index) { head.end_row(); });
-    }
-    for_heads([&](Worker& head, index) { head.end_head(); });
-    if (BACKWARD)
-      for (const auto& mixing : parts_) mixing->end_gradient(part);
   }
-
- private:
-  static constexpr bool BACKWARD = std::is_same_v<Worker, Backward>;
+  void begin_row(index b, index split) {
+    for_heads([&](Worker& head, index) { head.begin_row(b, split); });
+  }
   void run_tile(index first, index n) {
     const index size = round_up(n, AMX_TILE) * ld_;
     real* s = s_.of(x_.heads * size);
-    for_heads([&](Worker& head, index h) { head.logits().all_products(first, n, s + h * size, ld_); });
+    for_heads([&](Worker& head, index h) { head.all_products(first, n, s + h * size, ld_); });
     real* mixed = s;
     if (BACKWARD) mixed = std::copy_n(s, x_.heads * size, mixed_.of(x_.heads * size)) - x_.heads * size;
     for_parts(
         n, [&](Mixing& mixing, const QueryTile& tile, Range rows) { mixing.apply(tile, rows, mixed, size, ld_); });
     for_heads([&](Worker& head, index h) {
-      head.logits().precomputed = {mixed + h * size, ld_};
+      head.precomputed = mixed + h * size, head.precomputed_ld = ld_;
       head.run_tile(first, n);
     });
     if constexpr (BACKWARD) {
@@ -232,22 +220,32 @@ class AllHeads {
       for_heads([&](Worker& head, index h) { head.add_logit_gradients(mixed + h * size, ld_); });
     }
   }
+  void end_row() {
+    for_heads([&](Worker& head, index) { head.end_row(); });
+  }
+  void end_head() {
+    for_heads([&](Worker& head, index) { head.end_head(); });
+    for (index n = 0; n < MIXED_PARTS && BACKWARD; ++n) parts_[n]->end_gradient(part_);
+  }
+
+ private:
+  static constexpr bool BACKWARD = std::is_same_v<Worker, Backward>;
   template <class F>
   void for_heads(F f) {
     in_parallel(x_.team, x_.heads, [&](index h) {
-      AmxTiles registers(heads_[h]->logits().use_amx);  // of this thread
+      AmxTiles registers(heads_[h]->use_amx);  // of this thread
       f(*heads_[h], h);
     });
   }
   template <class F>
   void for_parts(index rows, F f) {
-    const QueryTile& tile = heads_[0]->logits().tile;
+    const QueryTile& tile = heads_[0]->tile;
     in_parallel(x_.team, MIXED_PARTS, [&](index n) {
       f(*parts_[n], tile, Range{rows * n / MIXED_PARTS, rows * (n + 1) / MIXED_PARTS});
     });
   }
   const Problem& x_;
-  index ld_;
+  index ld_, part_ = 0;
   std::vector<std::unique_ptr<Worker>> heads_;
   std::vector<std::unique_ptr<Mixing>> parts_;
   Scratch s_, mixed_, rows_;

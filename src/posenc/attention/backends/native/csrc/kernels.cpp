@@ -10,7 +10,7 @@ namespace posenc::NUMBER {
 namespace {
 // Runs a worker a thread over items of work: a head, a chunk of batch rows, a split of the queries. The
 // items, and so the order of all sums, follow from the problem alone; no two items write to the same
-// part of a gradient.
+// part of a gradient: those by bucket or offset have one for each chunk and split, those by key for each split.
 template <class Worker>
 int run_workers(const Problem& x) {
   const index splits = x.splits;
@@ -23,7 +23,15 @@ int run_workers(const Problem& x) {
           const index split = item % splits, chunk = item / splits % x.chunks, h = item / splits / x.chunks;
           const Range batch{x.batch * chunk / x.chunks, x.batch * (chunk + 1) / x.chunks};
           const Range queries{std::min(x.queries, split * rows), std::min(x.queries, (split + 1) * rows)};
-          worker.run(h, batch, queries, chunk * splits + split, split);
+          worker.begin_head(h, chunk * splits + split);
+          const index size = worker.tile_size();
+          for (index b = batch.begin; b < batch.end; ++b) {
+            worker.begin_row(b, split);
+            for (index i = queries.begin; i < queries.end; i += size)
+              worker.run_tile(i, std::min(size, queries.end - i));
+            worker.end_row();
+          }
+          worker.end_head();
         });
   } catch (const std::bad_alloc&) {
     return 1;

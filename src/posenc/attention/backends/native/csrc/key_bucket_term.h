@@ -20,9 +20,10 @@ class KeyBucketTerm : public Term {
   void begin_row(const Context& at) {
     const Problem& x = at.x;
     const Operand& right = x.terms.right;
-    keys_.read(right.value, at.b, at.h, 0, x.keys, right.features, at.use_amx, false);
+    const index features = right.features, width = rows_.width();
+    keys_.read(right.value, at.b, at.h, 0, x.keys, features, at.use_amx, false);
     if (at.gradient && right.gradient.data)
-      d_keys_.begin(right.gradient, right.part_stride, at.split, at.b, at.h, x.keys, right.features, rows_.width(), at.use_amx);
+      d_keys_.begin(right.gradient, right.part_stride, at.split, at.b, at.h, x.keys, features, width, at.use_amx);
     d_tokens_ = right.gradient.data ? d_keys_.data : at.k.gradient.data;  // keys themselves have no other
     const index size = KEY_TILE * (round_up(x.map.buckets, PANEL) + VL);
     slots_.resize(std::clamp<index>((x.keys + KEY_TILE - 1) / KEY_TILE, 1, std::max<index>(1, MAX_KEPT / size)));
@@ -30,7 +31,7 @@ class KeyBucketTerm : public Term {
     clock_ = 0;
     for (int end = 0; end < 2; ++end) {
       far_[end] = far_scratch_[end].of(x.keys + PAD);
-      for (index j = 0; j < x.keys; ++j) far_[end][j] = dot(keys_.rows.at(j), rows_.row(end_of(x, end)), rows_.width());
+      for (index j = 0; j < x.keys; ++j) far_[end][j] = dot(keys_.rows.at(j), rows_.row(end_of(x, end)), width);
       if (at.gradient) fill(far_sums_[end] = far_sums_scratch_[end].of(x.keys + PAD), 0, x.keys + PAD);
     }
   }
@@ -137,7 +138,8 @@ class KeyBucketTerm : public Term {
     if (!d_tokens_ || slot.tile < 0) return;
     const index j = slot.tile * KEY_TILE;
     Factor keys{{keys_.rows.at(j), keys_.rows.ld}, {}, {}};
-    if (rows_.use_amx()) keys.transposed = bf16_transpose(keys.rows, slot.sums.size(), rows_.features(), columns_scratch_);
+    if (rows_.use_amx())
+      keys.transposed = bf16_transpose(keys.rows, slot.sums.size(), rows_.features(), columns_scratch_);
     slot.sums.pull_back(rows_, keys, d_tokens_ + j * rows_.width(), &d_rows_);
   }
   // Calls f(block of keys, its buckets) for the blocks with near pairs. Blocks are panels here.

@@ -18,7 +18,8 @@ class LogGates : public Term {
     width_ = round_up(features_, TOGETHER_FEATURES);
     const index head = at.b * x.heads + at.h, keys = x.keys * features_, queries = x.queries * features_;
     panels_ = panels_scratch_.of(round_up(x.keys, PANEL) * width_);
-    pack_transposed(padded(x.pairs.data[1] + head * keys, x.keys, path_scratch_), width_, x.keys, width_, panels_);
+    const Rows path = padded(x.pairs.data[1] + head * keys, x.keys, features_, x.keys, width_, path_scratch_);
+    pack_transposed(path.data, path.ld, x.keys, width_, panels_);
     ends_ = x.pairs.data[0] + head * queries;
     key_norm_ = 0;
     const index depth = x.depth(), width = round_up(depth, VL);
@@ -37,7 +38,7 @@ class LogGates : public Term {
   }
   void begin_tile(const Context& at) {
     first_ = at.tile.i0;
-    y_ = padded(ends_ + first_ * features_, at.tile.rows, y_scratch_);
+    y_ = padded(ends_ + first_ * features_, at.tile.rows, features_, at.tile.rows, width_, y_scratch_).data;
     bounds_.resize(at.tile.rows);
     for (index i = 0; i < at.tile.rows; ++i)  // a cap bounds logits from below; AMX rounds q
       bounds_[i] = at.x.softcap ? INFINITY : 1.01 * norm_of(at.q.rows.at(i), at.x.depth()) * key_norm_;
@@ -53,7 +54,7 @@ class LogGates : public Term {
     vec lane_sums{}, logs[TOGETHER];
     for (index t = visible.begin / SOME * SOME; t < visible.end; t += SOME) {
       gates<false>(i, at.tile.j0 + t, logs, nullptr);
-      for (int n = 0; n < TOGETHER; ++n) lane_sums += where_visible(logs[n], t + n * VL, visible);
+      for (int n = 0; n < TOGETHER; ++n) lane_sums += masked(logs[n], t + n * VL, visible, 0);
     }
     for (int l = 0; l < VL; ++l) sum += lane_sums[l];
   }
@@ -72,7 +73,7 @@ class LogGates : public Term {
       gates<GRADIENT>(i, at.tile.j0 + t, logs, rates_ + t);
 #pragma GCC unroll 4
       for (int n = 0; n < TOGETHER; ++n) {
-        const vec log = where_visible(logs[n], t + n * VL, visible);
+        const vec log = masked(logs[n], t + n * VL, visible, 0);
         later[n] = running_sums<false>(shifted<1, false>(log));
         totals[n] = later[n][0] + log[0];
       }
@@ -92,7 +93,7 @@ class LogGates : public Term {
     double& d_sum = at.carry.d_sums[i];
     for (index t = live_; t < visible.end; t += VL) {
       const vec d = load(ds + t), before = running_sums<true>(shifted<1, true>(d));
-      store(rates_ + t, where_visible(load(rates_ + t), t, visible) * (before + real(d_sum)));
+      store(rates_ + t, masked(load(rates_ + t), t, visible, 0) * (before + real(d_sum)));
       d_sum += before[VL - 1] + d[VL - 1];
     }
     for (index e = 0; e < features_; e += TOGETHER_FEATURES) {
@@ -139,19 +140,6 @@ class LogGates : public Term {
     return slope_ * sum + bounds_[i] < at.levels[i] * at.level_unit + LOG_ZERO;
   }
   static double norm_of(const real* x, index n) { return std::sqrt(double(dot(x, x, round_up(n, VL)))); }
-  static vec where_visible(vec x, index t, Range visible) {
-    return t >= visible.begin && t + VL <= visible.end ? x : lanes_in(t, visible) ? x : vec{};
-  }
-  // Rows of E features as rows of width_, the others zero.
-  const real* padded(const real* from, index rows, Scratch& scratch) const {
-    if (width_ == features_) return from;
-    real* to = scratch.of(rows * width_);
-    for (index i = 0; i < rows; ++i) {
-      std::copy_n(from + i * features_, features_, to + i * width_);
-      fill(to + i * width_ + features_, 0, width_ - features_);
-    }
-    return to;
-  }
   // The features of key j and those after it.
   const real* panel(index j) const { return panels_ + j / PANEL * PANEL * width_ + j % PANEL; }
   // log σ(z) of the products z of row i and SOME keys from key j of the head on, and slope · σ(-z).

@@ -1,6 +1,5 @@
 // Logits of a tile of queries against a tile of keys, with all their terms.
 #pragma once
-#include <tuple>
 #include "bias.h"
 #include "block_transforms.h"
 #include "distance.h"
@@ -8,28 +7,26 @@
 #include "log_gates.h"
 #include "query_bucket_term.h"
 namespace posenc::NUMBER {
-// The terms in the order in which they are added to logits. A new one needs no more than a place here.
-using AllTerms = std::tuple<BiasByOffset, QueryBucketTerm, KeyBucketTerm, LogGates, Distance, Column, BlockTransforms,
-                            Sticks, ValueBucketTerm>;
+// The terms in the order in which they are added to logits: this is the place of a new one.
+using AllTerms = TermList<BiasByOffset, QueryBucketTerm, KeyBucketTerm, LogGates, Distance, Column, BlockTransforms,
+                          Sticks, ValueBucketTerm>;
 
-// Common to forward and backward: the operands of one head, and the logits s [queries, ld] of a tile.
-// Products and what terms add to the whole tile are computed at once (multiply), the rest row by row
-// while the row is in the first-level cache (add_terms).
+// Common to forward and backward: the operands of one head, and the logits s [queries, ld] of a tile; in the
+// backward pass also the gradients by key. Products and what terms add to the whole tile are computed at once
+// (multiply), the rest row by row while the row is in the first-level cache (add_terms).
 class Logits : public Context {
  public:
-  Logits(const Problem& problem, bool backward) : Context(problem, backward) {
-    std::apply([&](auto&... term) { (..., (term.present = term.serves(x))); }, terms_);
+  Logits(const Problem& problem, bool backward) : Context(problem, backward), terms_(problem) {
     int exponent;
     exact_ = transforms_qk(x) || std::frexp(x.scale, &exponent) == 0.5;
   }
   template <class T>
   T& term() {
-    return std::get<T>(terms_);
+    return terms_.template get<T>();
   }
-  // Calls f(term) for the terms that the call has.
   template <class F>
   void for_terms(F f) {
-    std::apply([&](auto&... term) { (..., (term.present ? f(term) : void())); }, terms_);
+    terms_.for_present(f);
   }
   void begin_head(index head, index part_of_head) {
     h = head, part = part_of_head, group = h / (x.heads / x.groups);
@@ -38,14 +35,15 @@ class Logits : public Context {
   void begin_row(index row, index split_of_row) {
     b = row, split = split_of_row;
     const bool transforms = transforms_qk(x), wide = !use_amx || transforms;
-    const Rows keys = wide ? read_factors(x, x.k, x.k_rotary, x.terms.key_factor, b, group, h, 0, x.keys, 1, k_scratch_) : Rows{};
+    Rows keys, values;
+    if (wide) keys = read_factors(x, x.k, x.k_rotary, x.terms.key_factor, b, group, h, 0, x.keys, 1, k_scratch_);
     k.begin(transforms ? head_of(keys) : head_of(x.k, b, group), keys, x.keys, x.depth(), use_amx);
     k.pack(keeps_panels(x));
-    const bool reads_values = !use_amx || term<Sticks>().present;
-    const Rows values = reads_values ? read_rows(x.v, b, group, 0, x.keys, x.value_dim, 1, v_scratch_) : Rows{};
+    if (!use_amx || term<Sticks>().present)
+      values = read_rows(x.v, b, group, 0, x.keys, x.value_dim, 1, v_scratch_);
     v.begin(head_of(x.v, b, group), values, x.keys, x.value_dim, use_amx);
+    if (use_amx) (gradient ? k : v).pair();
     if (gradient) {
-      if (use_amx) k.pair();
       v.pack(keeps_panels(x));
       k.begin_gradient(x.dk, x.dk_split, split, b, h, x.dim);
       v.begin_gradient(x.dv, x.dv_split, split, b, h, x.value_dim);
@@ -64,9 +62,27 @@ class Logits : public Context {
     if (gradient) d_out.read(x.gradient, b, h, first, rows, x.value_dim, use_amx, true);
     for_terms([&](auto& term) { term.begin_tile(*this); });
   }
+  // After all tiles of a row, and after all rows of a head.
+  void end_row() {
+    if (!gradient) return;
+    for_terms([&](auto& term) { term.end_row(*this); });
+    k.end_gradient();
+    v.end_gradient();
+    const index width = round_up(x.depth(), VL);
+    for (index j = 0; j < x.keys && x.rotated; ++j)
+      rotate_factor(x, x.k_rotary, b, group, j, k.gradient.data + j * width, -1);
+    k.gradient.write();
+    v.gradient.write();
+    const Operand& factor = x.terms.key_factor;
+    if (factor)
+      k.gradient.write(head_of(split_of(factor.gradient, factor.part_stride, split), b, h), x.dim, factor.features);
+  }
+  void end_head() {
+    if (gradient) for_terms([&](auto& term) { term.end_head(*this); });
+  }
   // Products of the selected tile, with what terms add to the whole of it.
   void multiply(real* s, index ld) {
-    if (precomputed.data) return load_precomputed(s, ld);
+    if (precomputed) return copy_tile(precomputed + tile.j0, precomputed_ld, s, ld);
     if (!term<BlockTransforms>().present) k.multiply(tile, q, s, ld);
     const Range keys = tile.panel_keys();
     const real by = remaining_scale();
@@ -107,26 +123,19 @@ class Logits : public Context {
   }
   // Products of a tile of queries with all keys, s [rows, ld]; terms of rows come later.
   void all_products(index first, index rows, real* s, index ld) {
-    precomputed = {};
+    precomputed = nullptr;
     begin_tile(first, rows);
     tile.for_key_tiles(x, false, [&] { multiply(s + tile.j0, ld); });
   }
-  // Copy the selected tile from the precomputed logits, or its gradients in their place.
-  void load_precomputed(real* s, index ld) const {
-    const index from = tile.panels.begin * PANEL, n = tile.panels.end * PANEL - from;
+  // Copy the selected tile, of rows that are from_ld and to_ld apart.
+  void copy_tile(const real* from, index from_ld, real* to, index to_ld) const {
+    const Range keys = tile.panel_keys();
     for (index i = 0; i < tile.rows; ++i)
-      std::copy_n(precomputed.data + i * precomputed.ld + tile.j0 + from, n, s + i * ld + from);
+      std::copy_n(from + i * from_ld + keys.begin, keys.size(), to + i * to_ld + keys.begin);
   }
-  void store_precomputed(const real* ds, index ld) const {
-    const index from = tile.panels.begin * PANEL, n = tile.panels.end * PANEL - from;
-    for (index i = 0; i < tile.rows; ++i)
-      std::copy_n(ds + i * ld + from, n, precomputed.data + i * precomputed.ld + tile.j0 + from);
-  }
-  struct Precomputed {
-    real* data = nullptr;
-    index ld = 0;
-  };
-  Precomputed precomputed;  // products of a tile of queries and all keys, if computed (and mixed) before
+  // Logits of a tile of queries and all keys, if computed (and mixed) before; then their gradients.
+  real* precomputed = nullptr;
+  index precomputed_ld = 0;
 
  private:
   // s = c tanh((s + shift) / c)

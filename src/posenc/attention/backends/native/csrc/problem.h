@@ -38,12 +38,21 @@ struct Range {  // begin … end - 1; empty where end <= begin
   void extend(Range other) { begin = std::min(begin, other.begin), end = std::max(end, other.end); }
 };
 
-// s of the keys from t on, -inf for those that are not visible.
-inline vec masked(vec s, index t, Range visible) {
-  if (t >= visible.begin && t + VL <= visible.end) return s;
+// Mask of the lanes whose key, t and on, is visible.
+inline ivec lanes_in(index t, Range visible) {
   const ivec at = iota() + isplat(lane(t));
-  const vec minus_infinity = splat(-INFINITY);
-  return ((at >= isplat(lane(visible.begin))) & (at < isplat(lane(visible.end)))) ? s : minus_infinity;
+  return (at >= isplat(lane(visible.begin))) & (at < isplat(lane(visible.end)));
+}
+// s of the keys from t on, and another number for those that are not visible.
+inline vec masked(vec s, index t, Range visible, real hidden = -INFINITY) {
+  if (t >= visible.begin && t + VL <= visible.end) return s;
+  const vec other = splat(hidden);
+  return lanes_in(t, visible) ? s : other;
+}
+// Zeros of p in `all`, but for those in `some`.
+inline void fill_outside(real* p, Range all, Range some) {
+  fill(p + all.begin, 0, some.begin - all.begin);
+  fill(p + some.end, 0, all.end - some.end);
 }
 
 enum Type : index { REAL = 0, BFLOAT16 = 1, FLOAT16 = 2 };  // TYPES in library.py
@@ -316,6 +325,14 @@ inline Rows read_rows(const Tokens& x, index b, index h, index first, index coun
   return {to, width};
 }
 
+// Rows [n, features] as [count, width], with zeros for what they lack; where they lie if that is nothing.
+inline Rows padded(const real* from, index n, index features, index count, index width, Scratch& scratch) {
+  if (n == count && width == features) return {from, features};
+  real* to = scratch.of(count * width);
+  fill(to, 0, count * width);
+  for (index i = 0; i < n; ++i) std::copy_n(from + i * features, features, to + i * width);
+  return {to, width};
+}
 // The tokens of one head as those of a batch of one row and one head.
 inline Tokens head_of(const Tokens& x, index b, index h) { return {row_of(x, b, h, 0), x.type, 0, 0, x.token}; }
 inline Tokens head_of(Rows x) {

@@ -27,13 +27,14 @@ struct Factor {
 // The tokens of a tile of queries, with their memory.
 class TileFactor : public Factor {
  public:
-  void read(const Tokens& x, index b, index h, index first, index count, index features, bool use_amx, bool gradient) {
+  void read(const Tokens& x, index b, index h, index first, index count, index features, bool use_amx,
+            bool gradient) {
     rows = read_rows(x, b, h, first, count, features, 1, scratch);
     if (use_amx) narrow(HeadTokens(x, b, h, first, count, features));
     if (use_amx && gradient) transpose(count, features);
   }
   void narrow(const HeadTokens& x) { bf16 = x.rows(bf16_scratch_); }
-  void transpose(index count, index features) { transposed = bf16_transpose(rows, count, features, transposed_scratch_); }
+  void transpose(index n, index features) { transposed = bf16_transpose(rows, n, features, transposed_scratch_); }
   Scratch scratch;  // of rows
 
  private:
@@ -87,7 +88,8 @@ class KeyFactor {
     else if (whole) pack(0, keys_);
   }
   // For sums by AMX, of tokens by weights.
-  VnniStrips pair() { return pairs_ = HeadTokens(tokens, 0, 0, 0, keys_, features_).pairs(pairs_scratch_); }
+  void pair() { pairs_ = HeadTokens(tokens, 0, 0, 0, keys_, features_).pairs(pairs_scratch_); }
+  VnniStrips pairs(index j) const { return pairs_.at(j, 0); }  // from key j on
   // For `pull_back`; the gradient is what TokenSums::begin takes.
   void begin_gradient(const Tokens& to, index stride, index split, index b, index h, index features) {
     gradient.begin(to, stride, split, b, h, keys_, features, width_, use_amx_);
@@ -126,7 +128,8 @@ class KeyFactor {
   }
   // Gradients through `multiply`, of the same keys and rows, from those of the products, w: gradient +=
   // w^T · x, and dx [rows, width] += w · tokens if it is wanted.
-  void pull_back(const QueryTile& tile, index at, index keys, Range m, const Factor& x, const real* w, index ld, real* dx) {
+  void pull_back(const QueryTile& tile, index at, index keys, Range m, const Factor& x, const real* w, index ld,
+                 real* dx) {
     const index j = tile.j0 + at;
     if (!use_amx_) {
       if (dx) add_weighted(tile, at, keys, m, w, ld, dx);
@@ -135,8 +138,9 @@ class KeyFactor {
     }
     // In whole AMX_DEPTHs, with the rows beside m.
     const index first = m.begin / AMX_DEPTH * AMX_DEPTH, depth = round_up(m.end - first, AMX_DEPTH);
-    panel_.set(std::min(tile.rows - first, depth), dx, [=](index i, index c) { return load(w + (first + i) * ld + c); });
-    if (dx) amx_gemm(depth, width_, PANEL, panel_.rows, pairs_.at(j, 0), dx + first * width_, width_, true);
+    w += first * ld;
+    panel_.set(std::min(tile.rows - first, depth), dx, [=](index i, index c) { return load(w + i * ld + c); });
+    if (dx) amx_gemm(depth, width_, PANEL, panel_.rows, pairs(j), dx + first * width_, width_, true);
     amx_gemm(width_, PANEL, depth, x.transposed.at(0, first), panel_.pairs, transposed_ + j, transposed_ld_, true);
   }
   // After all tiles: `gradient` is complete.

@@ -106,10 +106,11 @@ class QueryBucketTerm : public Term {
       spread(at.x, at.tile, i, visible, products(i), s);
   }
   void carry_over(Context& at, index i, Range visible, const real* s) const {
-    at.carry.sums[i] = counts_.tile_sum(s, visible, at.carry.sums[i]);
+    if (by_count_) at.carry.sums[i] = counts_.tile_sum(s, visible, at.carry.sums[i]);
   }
   bool carried_out(const Context& at) const {
-    return !by_count_ || std::all_of(at.carry.sums.begin(), at.carry.sums.end(), [&](double sum) { return counts_.full(sum); });
+    const std::vector<double>& sums = at.carry.sums;
+    return !by_count_ || std::all_of(sums.begin(), sums.end(), [&](double sum) { return counts_.full(sum); });
   }
   void collect(Context& at, index i, Range visible, const real*, real* ds) {
     real* to = ds_by_bucket_.row(i);

@@ -13,10 +13,6 @@ inline bool needs_bucket_windows(const Problem& x) {
     if (x.base[at] != x.base[at - at % x.queries] - at % x.queries) return false;
   return true;
 }
-// Queries of a tile: one block where each has products with many buckets.
-inline index tile_of(const Problem& x, bool needs_bucket_windows, index usual) {
-  return x.map.buckets > MANY_BUCKETS && !needs_bucket_windows ? BLOCK : usual;
-}
 
 // Queries [i0, i0 + rows) of one batch row, and the tile of keys [j0, j0 + width) that is selected.
 // Keys of a tile are counted from j0.

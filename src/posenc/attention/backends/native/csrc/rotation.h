@@ -41,6 +41,13 @@ void rotate_row(const Number* x, Number* to, const real* c, const real* s, index
 
 // Whether queries and keys are other factors of the logits than they are in memory.
 inline bool transforms_qk(const Problem& x) { return x.rank() || x.rotated; }
+// A query or key as factor of the logits: rotated if the call has a rotation; its gradient by the conjugate,
+// sign -1.
+inline void rotate_factor(const Problem& x, const RotaryFactors& rotary, index b, index h, index t, real* d,
+                          real sign) {
+  const index at = rotary.at(b, h, t);
+  if (x.rotated) rotate_row(d, d, rotary.cosine + at, rotary.sine + at, x.rotated, x.adjacent, sign);
+}
 // Queries or keys of one head as factors of the logits, as rows: rotated, and the low-rank factor of
 // the same tokens behind them. by: what the tokens are multiplied by.
 inline Rows read_factors(const Problem& x, const Tokens& tokens, const RotaryFactors& rotary, const Operand& factor,
@@ -50,24 +57,16 @@ inline Rows read_factors(const Problem& x, const Tokens& tokens, const RotaryFac
   real* to = scratch.of(count * width);
   for (index t = first; t < first + count; ++t, to += width) {
     read_row(tokens, row_of(tokens, b, h, t), by, x.dim, factor ? x.dim : width, to);
-    const index at = rotary.at(b, h, t);
-    if (x.rotated) rotate_row(to, to, rotary.cosine + at, rotary.sine + at, x.rotated, x.adjacent, 1);
+    rotate_factor(x, rotary, b, h, t, to, 1);
     if (factor) read_row(factor.value, row_of(factor.value, b, factor_h, t), 1, factor.features, width - x.dim, to + x.dim);
   }
   return {to - count * width, width};
 }
-// Rotates the gradient of a factor back: by the conjugate.
-inline void rotate_back(const Problem& x, const RotaryFactors& rotary, index b, index h, index t, real* d) {
-  const index at = rotary.at(b, h, t);
-  if (x.rotated) rotate_row(d, d, rotary.cosine + at, rotary.sine + at, x.rotated, x.adjacent, -1);
-}
 
 // out = x with (a, b) -> (a c - b s, a s + b c), or with -s; features beyond the pairs are copied.
-// c and s: [B|1, H|1, L, pairs] with contiguous pairs, strides 0 where shared.
 struct Rotation {
   Tokens x, out;
-  const real *cosine, *sine;
-  index factor_batch, factor_head, factor_token;
+  RotaryFactors factors;
   index batch, heads, tokens, features, pairs;
   index adjacent;   // pairs are (2t, 2t + 1), not (t, t + pairs)
   index conjugate;  // -s
@@ -77,10 +76,10 @@ struct Rotation {
 template <class Number>
 void rotate_tokens(const Rotation& r, index b, index h, index begin, index end) {
   for (index t = begin; t < end; ++t) {
-    const index at = b * r.factor_batch + h * r.factor_head + t * r.factor_token;
+    const index at = r.factors.at(b, h, t);
     const Number* x = reinterpret_cast<const Number*>(row_of(r.x, b, h, t));
     Number* to = reinterpret_cast<Number*>(row_of(r.out, b, h, t));
-    rotate_row(x, to, r.cosine + at, r.sine + at, r.pairs, r.adjacent, r.conjugate ? -1 : 1);
+    rotate_row(x, to, r.factors.cosine + at, r.factors.sine + at, r.pairs, r.adjacent, r.conjugate ? -1 : 1);
     std::copy(x + 2 * r.pairs, x + r.features, to + 2 * r.pairs);
   }
 }

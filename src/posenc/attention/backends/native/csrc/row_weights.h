@@ -3,23 +3,22 @@
 #pragma once
 #include "logits.h"
 namespace posenc::NUMBER {
-class RowWeights {
+class RowWeights : public Logits {
  public:
-  explicit RowWeights(const Problem& x)
-      : logits(x, false), width(round_up(x.value_dim, VL)), x_(x) {}
-  void begin_tile(index first, index n) {
-    logits.begin_tile(first, n);
+  explicit RowWeights(const Problem& problem) : Logits(problem, false), width(round_up(x.value_dim, VL)) {}
+  void begin_outputs(index first, index n) {
+    begin_tile(first, n);
     outputs_ = outputs_scratch_.of(round_up(n, AMX_TILE) * width);
-    logits.levels = levels = levels_scratch_.of(n), sums_ = sums_scratch_.of(round_up(n, VL) * VL);
+    levels = levels_scratch_.of(n), sums_ = sums_scratch_.of(round_up(n, VL) * VL);
     fill(outputs_, 0, n * width);
     fill(levels, -INFINITY, n);
     fill(sums_, 0, round_up(n, VL) * VL);
-    logits.carry.begin(n, 0);
+    carry.begin(n, 0);
   }
   // To the output and the LSE, once the weights of all keys are in.
-  void end_tile() {
-    const index n = logits.tile.rows;
-    if (logits.term<Sticks>().present) add_remainder(n);
+  void end_outputs() {
+    const index n = tile.rows;
+    if (term<Sticks>().present) add_remainder(n);
     if (values().present) values().add_values(outputs_);
     for (index i = 0; i < n; i += VL) {
       vec sums[VL];
@@ -36,7 +35,7 @@ class RowWeights {
   void raise_level(index i, real to) {
     if (!(to > levels[i])) return;
     if (levels[i] == -INFINITY) return void(levels[i] = to);  // there are no weights yet
-    const real by = std::exp((levels[i] - to) * real(logits.level_unit));
+    const real by = std::exp((levels[i] - to) * real(level_unit));
     levels[i] = to;
     store(sums_ + i * VL, load(sums_ + i * VL) * by);
     scale_range(output(i), by, width);
@@ -46,43 +45,40 @@ class RowWeights {
   // Weights of row i, lane by lane, to its sum.
   void add(index i, vec weights) { store(sums_ + i * VL, load(sums_ + i * VL) + weights); }
   void collect(index i, const real* weights, Range visible) {
-    if (values().present) values().collect(logits, i, visible, weights, nullptr);
+    if (values().present) values().collect(*this, i, visible, weights, nullptr);
   }
   void drop(index i, real* weights, Range keys) const {
-    if (!(x_.dropout > 0)) return;
-    const uint32_t seed = logits.dropout.row_seed(logits.row(i));
+    if (!(x.dropout > 0)) return;
+    const uint32_t seed = dropout.row_seed(row(i));
     for (index t = keys.begin; t < keys.end; t += VL)
-      store(weights + t, load(weights + t) * logits.dropout.at(seed, logits.tile.j0 + t));
+      store(weights + t, load(weights + t) * dropout.at(seed, tile.j0 + t));
   }
   // By stick breaking, whose weights are probabilities.
   void stick_row(index i, real* s) {
     levels[i] = 0, sums_[i * VL] = 1;
-    drop(i, s, logits.term<Sticks>().weigh(logits, i, s));
+    drop(i, s, term<Sticks>().weigh(*this, i, s));
   }
-  ValueBucketTerm& values() { return logits.term<ValueBucketTerm>(); }
-  Logits logits;
-  const index width;       // of a row of outputs
-  real* levels = nullptr;  // [n]: about the greatest logit so far; by AMX, of logits in powers of two
+  ValueBucketTerm& values() { return term<ValueBucketTerm>(); }
+  const index width;  // of a row of outputs
 
  private:
   // Row i of the tile, from the sum of its weights and the sum's logarithm.
   void write(index i, real total, double log) {
     const bool empty = total == 0;
-    const index row = logits.row(i);
-    double lse = empty ? -INFINITY : logits.row_shift(i) + levels[i] * logits.level_unit + log;
+    const index at = row(i);
+    double lse = empty ? -INFINITY : row_shift(i) + levels[i] * level_unit + log;
     real weight = empty ? 0 : 1 / total;
-    if (x_.sinks) weight *= add_sink(x_.sinks[row], lse);
-    write_row(x_.out, row_of(x_.out, logits.b, logits.h, logits.tile.i0 + i), output(i), weight, x_.value_dim);
-    x_.lse[row] = lse;
+    if (x.sinks) weight *= add_sink(x.sinks[at], lse);
+    write_row(x.out, row_of(x.out, b, h, tile.i0 + i), output(i), weight, x.value_dim);
+    x.lse[at] = lse;
   }
   // out += remainder · v of each row's own key: what stick breaking leaves.
   void add_remainder(index n) {
     for (index i = 0; i < n; ++i) {
-      const real remainder = Sticks::remainder(logits, i);
-      if (remainder != 0) add_scaled(output(i), logits.v.rows.at(Sticks::own_key(logits, i)), remainder, width);
+      const real remainder = Sticks::remainder(*this, i);
+      if (remainder != 0) add_scaled(output(i), v.rows.at(Sticks::own_key(*this, i)), remainder, width);
     }
   }
-  const Problem& x_;
   real *outputs_ = nullptr, *sums_ = nullptr;  // [n, width], not yet divided; [n, VL]: sums of weights by lane
   Scratch outputs_scratch_, levels_scratch_, sums_scratch_;
 };

@@ -25,11 +25,6 @@ inline vec running_sums(vec x) {
   if constexpr (VL > 8) x += shifted<8, FORWARD>(x);
   return x;
 }
-// Mask of the lanes whose key, t and on, is visible.
-inline ivec lanes_in(index t, Range visible) {
-  const ivec at = iota() + isplat(lane(t));
-  return (at >= isplat(lane(visible.begin))) & (at < isplat(lane(visible.end)));
-}
 inline vec gather(const real* p, ivec at) {
 #if VECTOR_BYTES == 64 && !defined(POSENC_DOUBLE)
   return (vec)_mm512_i32gather_ps((__m512i)at, p, 4);
@@ -157,7 +152,9 @@ class Sticks : public Term {
       lane_sums += lanes_in(t, keys) ? Logistic(load(s + t)).log_complement() : vec{};
     at.carry.sums[i] = real(at.carry.sums[i]) + sum(lane_sums);
   }
-  bool carried_out(const Context& at) const { return std::all_of(at.carry.sums.begin(), at.carry.sums.end(), exhausted); }
+  bool carried_out(const Context& at) const {
+    return std::all_of(at.carry.sums.begin(), at.carry.sums.end(), exhausted);
+  }
   // Logits of row i become weights, zero where hidden, from the last vector to the first; returns the
   // keys, in whole vectors, outside of which they all are.
   Range weigh(Context& at, index i, real* s) {
@@ -178,8 +175,7 @@ class Sticks : public Term {
     }
     for (; t >= whole.begin; t -= VL) store(s + t, vec{}), store(betas_ + t, vec{});
     at.carry.sums[i] = sum;
-    fill(s + all.begin, 0, whole.begin - all.begin);
-    fill(s + whole.end, 0, all.end - whole.end);
+    fill_outside(s, all, whole);
     return whole;
   }
   // Gradients of the logits of the row of `weigh`'s last call, from those of the logarithms of its
