@@ -9,12 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.backends.native.build import library, missing
-from posenc.attention.backends.native.library import (
-    TYPES,
-    CRotaryFactors,
-    CRotation,
-    CTokens,
-)
+from posenc.attention.backends.native.library import TYPES, CRotaryFactors, CRotation, CTokens
 from posenc.encoding import Pairing, Rotation, apply_rotation
 from posenc.runtime import has_values, is_transformed
 
