@@ -13,11 +13,13 @@ from typing import Any, ClassVar, Self
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from posenc.encoding import Encoding
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.layout import Layout
 from posenc.models import Greedy, Sample
+from posenc.transformers.calls import CACHE, cache_name, names_of
 from posenc.transformers.checkpoints import FIELD, Fields, fitting, require_extension, stored_shapes
 from posenc.transformers.engines.config import WINDOWS, ModelConfig
 from posenc.transformers.engines.transformers import TRANSFORMERS
@@ -212,6 +214,34 @@ class LiveModel(nn.Module):
         )
 
 
+class _Room(DynamicLayer):
+    """Keys and values in memory for a known number of tokens, written in place.
+
+    Layers of a window keep all keys too, so that tokens can be taken back; their masks hide what
+    lies before it.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
+        new = key_states, value_states
+        if not self.is_initialized:
+            self.lazy_initialization(*new)
+            self.memory = [x.new_empty(*x.shape[:2], self.capacity, x.shape[3]) for x in new]
+            self.filled = 0
+        begin, self.filled = self.filled, self.filled + key_states.shape[2]
+        for held, x in zip(self.memory, new, strict=True):
+            held[:, :, begin : self.filled] = x
+        self.keys, self.values = (held[:, :, : self.filled] for held in self.memory)
+        return self.keys, self.values
+
+    def crop(self, max_length: int) -> None:
+        self.filled = max_length if max_length >= 0 else self.filled + max_length
+        self.keys, self.values = (held[:, :, : self.filled] for held in self.memory)
+
+
 class LiveDecoder(LiveModel):
     """A causal language model of transformers, called as posenc's decoders are.
 
@@ -234,22 +264,48 @@ class LiveDecoder(LiveModel):
         return any(getattr(config, name, None) is not None for name in WINDOWS)
 
     def forward(
-        self, tokens: Int[Tensor, "B L"], layout: Layout | None = None, *, last: int = 0
+        self,
+        tokens: Int[Tensor, "B L"],
+        layout: Layout | None = None,
+        *,
+        last: int = 0,
+        cache: Cache | None = None,
     ) -> Float[Tensor, "B M V"]:
-        """Logits of the next token, after all tokens or the ``last`` alone if the model can."""
+        """Logits of the next token, after all tokens or the ``last`` alone if the model can.
+
+        Args:
+            cache: of the tokens before these, which are added to it.
+        """
         options = self._positions(tokens, layout)
-        if last and "logits_to_keep" in signature(self.model.forward).parameters:
+        names, past = names_of(self.model.forward), 0
+        if last and "logits_to_keep" in names:
             options["logits_to_keep"] = last
+        if cache is not None:
+            options[cache_name(names) or CACHE], past = cache, cache.get_seq_length()
         if self.window is not None:
-            visible = torch.ones(
-                2 * tokens.shape[1:], dtype=torch.bool, device=tokens.device
-            ).tril()
-            visible = visible.triu(1 - self.window).expand(len(tokens), 1, -1, -1)
+            count = tokens.shape[1]
+            visible = torch.ones(count, past + count, dtype=torch.bool, device=tokens.device)
+            visible = visible.tril(past).triu(past + 1 - self.window)
+            visible = visible.expand(len(tokens), 1, -1, -1)
             lowest = torch.finfo(self.model.dtype).min
             mask = torch.zeros_like(visible, dtype=self.model.dtype)
             options["attention_mask"] = mask.masked_fill(~visible, lowest)
-        logits: Tensor = self.model(input_ids=tokens, use_cache=False, **options).logits
+        options["use_cache"] = cache is not None
+        logits: Tensor = self.model(input_ids=tokens, **options).logits
         return logits
+
+    def cache(self, capacity: int) -> Cache:
+        """An empty cache for so many tokens, of which ``crop(-n)`` takes back the last n."""
+        layers = DynamicCache(config=self.model.config).layers
+        return Cache(layers=[_Room(capacity) for _ in layers])
+
+    @property
+    def varies(self) -> bool:
+        """True if its rotation depends on the length of the text."""
+        from posenc.transformers.stretching.frequencies import frequencies_in, varies
+
+        kinds = (frequencies.rope_type for frequencies in frequencies_in(self.model))
+        return any(map(varies, (self.served, *kinds)))
 
     @torch.no_grad()
     def generate(

@@ -81,8 +81,8 @@ def few_windows() -> None:
 
 
 def test_medians_have_an_interval() -> None:
-    assert measuring._spread([1.0] * 9 + [40.0]) == 0.0
-    assert measuring._spread([5.0, 1.0, 2.0, 4.0, 1.0]) == pytest.approx(1.0)
+    assert measuring.spread([1.0] * 9 + [40.0]) == 0.0
+    assert measuring.spread([5.0, 1.0, 2.0, 4.0, 1.0]) == pytest.approx(1.0)
 
 
 class Stopwatch:

@@ -183,7 +183,7 @@ def test_a_template_decides_the_style_unless_it_is_given(plain: Path) -> None:
         ("chat", True, "chat"),
     ):
         tokenizer = TokenizerFile(None, str, SpecialTokens(), chat=chat if chats else None)
-        settings = EvaluationSettings(style=style)
+        settings = EvaluationSettings(tasks="all", style=style)
         asked = Examination.of(replace(text, tokenizer=tokenizer), settings, goal=256)
         assert asked.style == expected
 
@@ -191,11 +191,12 @@ def test_a_template_decides_the_style_unless_it_is_given(plain: Path) -> None:
 def test_what_cannot_be_asked(plain: Path) -> None:
     text = read_ids(plain, encode=None, training=False)
     with pytest.raises(ArgumentError, match="without a chat template"):
-        Examination.of(text, EvaluationSettings(style="chat"), goal=64)
+        Examination.of(text, EvaluationSettings(tasks="all", style="chat"), goal=64)
     blind = read_ids(plain, encode=lambda told: [1] * len(told), training=False)
-    refused = Examination.of(blind, EvaluationSettings(), goal=64)
+    refused = Examination.of(blind, EvaluationSettings(tasks="all"), goal=64)
     assert not refused.names
     assert "does not tell words or numbers apart" in refused.refusal
     assert Examination.of(text, EvaluationSettings(tasks="none"), goal=64).names == ()
     for settings, goal, count in (({}, 64, 64), ({}, 1 << 20, 8), ({"questions": 3}, 64, 3)):
-        assert Examination.of(text, EvaluationSettings(**settings), goal=goal).count == count
+        asked = EvaluationSettings(tasks="all", **settings)
+        assert Examination.of(text, asked, goal=goal).count == count

@@ -216,6 +216,8 @@ def evaluate(
             dtype=settings.dtype,
         )
         data = opened.data(text=settings.text, images=settings.images)
+        if settings.dtype == "auto":
+            opened.in_fastest_dtype(data)
         study = measure(opened, data, settings, progress=display, state=state, stop=stop)
     study = replace(study, command=command_line())
     with output_folder(out) as partial:
@@ -315,7 +317,7 @@ class StudyDisplay(Display):
         self.task = self.bars.add_task("", total=1.0, left="")
         self.countdown = Countdown()
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
+    def __call__(self, stage: str, done: float, total: int) -> None:
         """Show the current stage, and how much of all is done."""
         left = self.countdown.left(done / total, 1.0)
         if self.live:
@@ -324,4 +326,4 @@ class StudyDisplay(Display):
         brief = stage.partition(", step")[0]
         if brief != self.shown_stage:
             self.shown_stage = brief
-            self.emit(f"[{done}/{total}] {brief}" + (f", {left}" if left else ""))
+            self.emit(f"[{int(done)}/{total}] {brief}" + (f", {left}" if left else ""))

@@ -15,6 +15,7 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.lab.evaluation.images import ImageSource
 from posenc.lab.evaluation.results import Study
+from posenc.lab.evaluation.suites.reading import in_fastest_dtype
 from posenc.lab.evaluation.texts import Text, TokenizerFile, read_ids, read_tokenizer
 from posenc.lab.folders import output_folder
 from posenc.lab.training.machine import require_device
@@ -38,6 +39,9 @@ LONGEST = "max_position_embeddings"
 
 SHORTEST = 2
 """Tokens of the shortest trained length."""
+
+AUTO = "auto"
+"""The dtype that a trial chooses."""
 
 CAUSAL = (Decoder, LiveDecoder)
 
@@ -80,7 +84,8 @@ class Checkpoint:
             source: a folder with ``config.json`` and safetensors, or of a run
                 (``OUT/runs/rope/seed-0``); or a name on the hub, ``org/name@revision``.
             trained_length: overrides ``config.json``.
-            device, dtype: of the model; models of ``posenc compare`` are float32.
+            device, dtype: of the model, ``auto`` see ``in_fastest_dtype``; models of ``posenc
+                compare`` are float32.
             extendable: refuse checkpoints that cannot be written once extended.
 
         Raises:
@@ -107,7 +112,9 @@ class Checkpoint:
             opened = cls._of_transformers(
                 folder,
                 config,
-                lambda kind: kind.open(config, device=device, dtype=getattr(torch, dtype)),
+                lambda kind: kind.open(
+                    config, device=device, dtype=getattr(torch, dtype.replace(AUTO, "float32"))
+                ),
             )
         length = _trained_length(opened.model, opened.length or None, trained_length)
         name = str(hub or folder.resolve().name)
@@ -250,6 +257,16 @@ class Checkpoint:
         tokenizer = self.tokenizer()
         read = read_ids(text, encode=tokenizer.encode, training=training, special=tokenizer.special)
         return replace(read, tokenizer=tokenizer)
+
+    def in_fastest_dtype(self, data: Text | ImageSource) -> None:
+        """Run a causal model in the dtype of its stored weights, where a trial finds that better.
+
+        Args:
+            data: from ``data``.
+        """
+        stored = torch.float32 if self.config is None else _dtype(self.config)
+        if isinstance(self.model, LiveDecoder) and isinstance(data, Text) and stored.itemsize == 2:
+            in_fastest_dtype(self.model, stored, data.measured)
 
     def write(self, model: LiveModel, out: Path, *, longest: int, study: Study | None) -> bool:
         """Write the extended model, the files that go with it, and the report, atomically.

@@ -21,6 +21,7 @@ from posenc.lab.evaluation.results import Effective, Findings, Rise, Study, Stud
 from posenc.lab.evaluation.scoring import Examination
 from posenc.lab.evaluation.settings import EvaluationSettings
 from posenc.lab.evaluation.study import images_of, study_of, text_suite
+from posenc.lab.evaluation.suites.contexts import ContextSuite, lengths_around
 from posenc.lab.evaluation.suites.needles import DEPTHS
 from posenc.lab.evaluation.suites.next_token import (
     BUDGET,
@@ -33,6 +34,9 @@ from posenc.lab.evaluation.suites.next_token import (
 from posenc.lab.evaluation.texts import Text
 from posenc.lab.training.stopping import Deadline
 from posenc.transformers.live import LiveDecoder, LiveImages, LiveModel
+
+SHARE = 0.45
+"""Share of the time for each of the two models that read contexts: as it is, and the control."""
 
 SHORTEST = 8
 """Tokens of the shortest context."""
@@ -122,9 +126,8 @@ class _Measurement:
             candidate = cut(self.model, checkpoint.length)
             assert candidate.model is not None  # any text can be cut
             self.model, self.key, self.limit = candidate.model, CUT, candidate.limit
-        chosen = tuple(sorted(set(settings.lengths or lengths_to(checkpoint.length, 2.0))))
         self.left_out: dict[str, str] = {}
-        self.suite = self._suite(self._affordable(chosen))
+        self.suite = self._chosen()
         unit = data.unit if isinstance(data, Text) else ""
         self.chance = float(self.suite.facts(unit).get("chance", 0.0))
         self.examination = Examination("")
@@ -134,7 +137,7 @@ class _Measurement:
                 names = task_names(settings.tasks)
                 self.left_out |= dict.fromkeys(names, self.examination.refusal)
         source = data.sha256 if isinstance(data, Text) else ""
-        conditions = replace(settings, minutes=None), self.suite.lengths, self.examination.count
+        conditions = replace(settings, minutes=1.0), self.suite.lengths, self.examination.count
         self.measured_file = MeasuredFile(state, checkpoint.model.parameters(), source, conditions)
 
     def study(self) -> Study:
@@ -144,7 +147,8 @@ class _Measurement:
             self._step("loss and needles")
             reading = self.suite.measure(self.model, limit=self.limit)
             risen = self._rise(reading)
-            if risen is not None and self.settings.lengths is None:
+            by_windows = isinstance(self.suite, NextTokenSuite)
+            if risen is not None and self.settings.lengths is None and by_windows:
                 self._shorten(risen, reading)
                 self._step("loss and needles at shorter lengths")
                 reading = self.suite.measure(self.model, limit=self.limit)
@@ -169,6 +173,22 @@ class _Measurement:
             study = replace(study, effective=known, rise=self._rise(reading))
         return replace(study, style=self.examination.style, left_out=self.left_out)
 
+    def _chosen(self) -> Suite:
+        """The suite of the given lengths, or of those around the trained one."""
+        length, data, given = self.checkpoint.length, self.data, self.settings.lengths
+        if isinstance(data, Text):
+            contexts = ContextSuite.of(
+                self.checkpoint.model,
+                data,
+                tuple(sorted(set(given or lengths_around(length)))),
+                seed=self.settings.seed,
+                seconds=SHARE * self.deadline.left,
+                report=self._reading,
+            )
+            if contexts is not None:
+                return contexts
+        return self._suite(self._affordable(tuple(sorted(set(given or lengths_to(length, 2.0))))))
+
     def _suite(self, lengths: tuple[int, ...]) -> Suite:
         return text_suite(self.checkpoint, self.data, lengths, seed=self.settings.seed)
 
@@ -185,6 +205,7 @@ class _Measurement:
             passes=self._passes(lengths[-1]),
             memory=memory,
             minutes=minutes,
+            limit=self.limit,
         )
         return affordable_lengths
 
@@ -195,6 +216,9 @@ class _Measurement:
         return (
             2 * windows + len(DEPTHS) * windows // 4 + len(task_names(self.settings.tasks)) * asked
         )
+
+    def _reading(self, stage: str, share: float) -> None:
+        self.progress(f"reading {stage}", SHARE * share, 1)
 
     def _step(self, stage: str) -> None:
         """Announce a stage, unless a stop is asked for."""
@@ -279,7 +303,10 @@ class _Measurement:
         reading = self.measured_file.untuned(WINDOW)
         if reading is None:
             self._step("a sliding window")
-            reading = self.suite.measure(model.cut(length))
+            suite = self.suite
+            if isinstance(suite, ContextSuite):  # masks of a window are slow
+                suite = replace(suite, fewest=1, seconds=self.deadline.left)
+            reading = suite.measure(model.cut(length))
         findings = Findings(key=WINDOW, role="baseline", untuned=reading)
         self.measured_file.add(findings)
         return [findings]

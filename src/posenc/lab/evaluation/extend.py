@@ -110,7 +110,8 @@ def extend_checkpoint(
         )
     require_search(settings.search, chosen)
     if settings.report:
-        extended = _measured(checkpoint, out, chosen, settings, command, progress, stop)
+        own = isinstance(source, Path | str)
+        extended = _measured(checkpoint, out, chosen, settings, command, progress, stop, own=own)
     else:
         method = _unmeasured(chosen, settings.tuning)
         candidate = extended_by(model, method, factor=settings.factor, length=length)
@@ -128,12 +129,20 @@ def _measured(
     command: str,
     progress: Progress,
     stop: Callable[[], bool],
+    *,
+    own: bool,
 ) -> Extended:
-    """The folder with the best of some methods, measured; see ``extend_checkpoint``."""
+    """The folder with the best of some methods, measured; see ``extend_checkpoint``.
+
+    Args:
+        own: the model was opened here, so that it may be cast.
+    """
     tuning, factor = settings.tuning, settings.factor
     data = checkpoint.data(
         text=settings.text, images=settings.images, training=bool(tuning.steps or settings.search)
     )
+    if own and not tuning.steps:
+        checkpoint.in_fastest_dtype(data)
     if settings.search:
         assert isinstance(data, Text)  # only decoders have factors to search
         search_file = out.with_name(f"{out.name}-search.json")
@@ -158,6 +167,7 @@ def _measured(
             tuning=tuning,
             seed=settings.seed,
             always=settings.always,
+            minutes=settings.minutes,
             progress=progress,
             state=state,
             stop=stop,

@@ -31,6 +31,7 @@ def affordable(
     passes: int,
     memory: float | None,
     minutes: float | None,
+    limit: int | None = None,
 ) -> tuple[tuple[int, ...], dict[str, str]]:
     """The lengths from the first on that fit, and why the others do not.
 
@@ -46,6 +47,7 @@ def affordable(
         passes: texts read at each length.
         memory: GiB of a pass.
         minutes: of all passes.
+        limit: longer texts are cut to it.
 
     Raises:
         ArgumentError: if ``needed`` does not fit.
@@ -61,7 +63,7 @@ def affordable(
         else:
             used = PeakMemory(device)
             began = time.perf_counter()
-            model(text[:length].expand(rows, -1).to(device))
+            model(text[: min(length, limit or length)].expand(rows, -1).to(device))
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds += passes / rows * (time.perf_counter() - began)

@@ -15,13 +15,13 @@ from posenc.lab.evaluation.results import Findings, StudyReading
 from posenc.lab.training.seeding import fingerprint
 from posenc.storage import make_folder, read_json, write_json
 
-Progress = Callable[[str, int, int], None]
-"""Called with the current stage, the number of models done, and the number of all."""
+Progress = Callable[[str, float, int], None]
+"""Called with the current stage, how many models are done, and the number of all."""
 
 REMEDY = "Delete it, and all is measured again."
 
 
-def silent(stage: str, done: int, total: int) -> None:
+def silent(stage: str, done: float, total: int) -> None:
     """Report nothing."""
 
 

@@ -128,8 +128,8 @@ class StudyReading:
         return f"{'' if self.timed else '≈ '}{self.per_second:,.0f}"
 
     def found(self, length: int) -> float:
-        """Share of needles found at a length, over all depths."""
-        shares = self.needles[length]
+        """Share of needles found at a length, over all depths; 0 where none were asked for."""
+        shares = self.needles.get(length, (0.0,))
         return sum(shares) / len(shares)
 
     def of(self, metric: StudyMetric) -> Mapping[int, float]:
@@ -326,7 +326,7 @@ class Study:
     @property
     def causal(self) -> bool:
         """True for a model of the next token."""
-        return any(metric.key == "copied" for metric in self.metrics)
+        return [metric.key for metric in self.metrics[:2]] == ["loss", "needles"]
 
     @property
     def tuned(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from posenc.lab.evaluation.images import BySize, Images, ImageSource, ImageSuite
 from posenc.lab.evaluation.progress import MeasuredFile, Progress, silent
 from posenc.lab.evaluation.results import Findings, Study
 from posenc.lab.evaluation.settings import Positions, Tuning
+from posenc.lab.evaluation.suites.contexts import ContextSuite
 from posenc.lab.evaluation.suites.encoders import MaskedSuite, RetrievalSuite
 from posenc.lab.evaluation.suites.needles import ByteNeedles
 from posenc.lab.evaluation.suites.next_token import NextTokenSuite, Suite, lengths_to
@@ -67,6 +68,7 @@ def measure_extensions(
     tuning: Tuning,
     seed: int = 0,
     always: bool = False,
+    minutes: float | None = None,
     progress: Progress = silent,
     state: Path | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -82,7 +84,7 @@ def measure_extensions(
         data: from ``Checkpoint.data``.
         methods: to extend it by.
         state: a file that keeps readings, so that none is measured again.
-        factor, tuning, seed, always, progress, stop: see ``extend_checkpoint``.
+        factor, tuning, seed, always, minutes, progress, stop: see ``extend_checkpoint``.
 
     Raises:
         ArgumentError: if the only method does not fit or diverges in fine-tuning, none can be
@@ -98,7 +100,9 @@ def measure_extensions(
             got=tuning.steps,
             remedy="Only models of the next token are fine-tuned here.",
         )
-    candidates, suite = _prepared(checkpoint, data, methods, factor=factor, seed=seed)
+    candidates, suite = _prepared(
+        checkpoint, data, methods, factor=factor, seed=seed, minutes=minutes
+    )
     if not any(candidate.writable for candidate in candidates):
         raise ArgumentError(
             "method",
@@ -140,12 +144,16 @@ def measure_extensions(
     return ExtensionResult(study, measuring.model(winner), winner.method)
 
 
-def _report(progress: Progress, key: str, done: int, count: int, stage: str) -> None:
-    progress(f"{key}: {stage}", done, count)
+def _report(
+    progress: Progress, key: str, done: int, count: int, stage: str, share: float = 0.0
+) -> None:
+    progress(f"{key}: {stage}", done + share, count)
 
 
-Report = Callable[[str], None]
-"""Called with the stage of one model."""
+class Report(Protocol):
+    """Called with the stage of one model, and the share of its work that is done."""
+
+    def __call__(self, stage: str, share: float = 0.0) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +179,10 @@ class _Measuring:
         if candidate.model is None:
             return candidate.findings
         report("measuring")
-        reading = self.suite.measure(candidate.model, limit=candidate.limit)
+        suite = self.suite
+        if isinstance(suite, ContextSuite):
+            suite = replace(suite, report=report)
+        reading = suite.measure(candidate.model, limit=candidate.limit)
         findings = replace(candidate.findings, untuned=reading)
         self.models[candidate.key] = candidate.model
         if not self.tuning.steps or not candidate.trainable:
@@ -190,7 +201,7 @@ class _Measuring:
         """The model to write, fine-tuned anew if it was measured before an interruption."""
         model = self.models.get(chosen.key) or chosen.model
         if chosen.key not in self.models and self.tuning.steps:
-            model, _ = self._tuned(chosen, lambda stage: None)
+            model, _ = self._tuned(chosen, lambda stage, share=0.0: None)
         model = model.goal if isinstance(model, BySize) else model
         assert isinstance(model, LiveModel)  # one that can be written
         return model
@@ -215,6 +226,7 @@ def _prepared(
     *,
     factor: float,
     seed: int,
+    minutes: float | None,
 ) -> tuple[list[Candidate], Suite]:
     """The models to compare, and their suite."""
     model, length = checkpoint.model, checkpoint.length
@@ -225,13 +237,25 @@ def _prepared(
         return list(image_candidates(model, methods, cells=cells)), suite
     strict = len(methods) == 1
     candidates = text_candidates(model, methods, factor=factor, length=length, strict=strict)
-    return list(candidates), text_suite(checkpoint, data, lengths_to(length, factor), seed=seed)
+    listed = list(candidates)
+    measured = sum(candidate.model is not None for candidate in listed)
+    seconds = None if minutes is None else 60 * minutes / measured
+    lengths = lengths_to(length, factor)
+    return listed, text_suite(checkpoint, data, lengths, seed=seed, seconds=seconds)
 
 
 def text_suite(
-    checkpoint: Checkpoint, data: Text | ImageSource, lengths: tuple[int, ...], *, seed: int
+    checkpoint: Checkpoint,
+    data: Text | ImageSource,
+    lengths: tuple[int, ...],
+    *,
+    seed: int,
+    seconds: float | None = None,
 ) -> Suite:
     """The suite for a model of text.
+
+    Args:
+        seconds: for each model, where that can be chosen.
 
     Raises:
         ArgumentError: if the data are images.
@@ -243,7 +267,8 @@ def text_suite(
         return MaskedSuite.of(data, lengths, seed=seed)
     if isinstance(checkpoint.model, LiveEncoder):
         return RetrievalSuite.of(data, lengths)
-    return NextTokenSuite.of(data, lengths, seed=seed)
+    contexts = ContextSuite.of(checkpoint.model, data, lengths, seed=seed, seconds=seconds)
+    return contexts or NextTokenSuite.of(data, lengths, seed=seed)
 
 
 def images_of(checkpoint: Checkpoint, data: Text | ImageSource) -> ImageSource:
@@ -302,6 +327,9 @@ def study_of(
         seed=seed,
         **suite.facts(unit),
     )
+    if isinstance(suite, ContextSuite):
+        readings = [reading for f in findings for reading in (f.untuned, f.tuned) if reading]
+        study = replace(study, asked=min(map(suite.read, readings), default=0))
     return replace(study, gate=gate(study))
 
 

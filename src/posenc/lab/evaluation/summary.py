@@ -297,7 +297,7 @@ def _needles(study: Study, *, tuned: bool) -> Iterator[str]:
 def _copying(study: Study) -> Iterator[str]:
     """Effect of extension on near distances."""
     original = study.of("direct")
-    if original is None or original.untuned is None:
+    if original is None or original.untuned is None or not original.untuned.copied:
         return
     base, at = original.untuned.copied[study.length], study.length
     if base < 3 * study.copy_chance:

@@ -45,6 +45,10 @@ class ByteNeedles:
         return hidden, answers.unsqueeze(1)
 
 
+Encode = Callable[[str], Sequence[int]]
+"""Text to ids, without special tokens."""
+
+
 @dataclass(frozen=True)
 class KeyNeedles:
     """A pass key of five digits, in a sentence hidden in the text; its end asks for the key.
@@ -53,7 +57,7 @@ class KeyNeedles:
         encode: text to ids.
     """
 
-    encode: Callable[[str], Sequence[int]]
+    encode: Encode
 
     chance = 1e-5
     description = (

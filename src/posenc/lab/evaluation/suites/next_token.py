@@ -227,17 +227,17 @@ def cost(model: nn.Module, inputs: Tensor, *, count: int) -> PassCost:
     memory = PeakMemory(device)
     times: list[float] = []
     while len(times) < FEWEST_PASSES or not (
-        _spread(times) <= PRECISION or len(times) >= MOST_PASSES or sum(times) > PATIENCE
+        spread(times) <= PRECISION or len(times) >= MOST_PASSES or sum(times) > PATIENCE
     ):
         begin = time.perf_counter()
         model(inputs)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - begin)
-    return PassCost(count / median(times), _spread(times), memory.used())
+    return PassCost(count / median(times), spread(times), memory.used())
 
 
-def _spread(times: Sequence[float]) -> float:
+def spread(times: Sequence[float]) -> float:
     """Half the 95 % interval of the median by ranks (the range of fewer than six), relative."""
     ranked, count = sorted(times), len(times)
     cut = max(0, math.floor((count - 1.96 * math.sqrt(count)) / 2))

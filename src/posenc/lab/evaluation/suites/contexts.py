@@ -1,0 +1,402 @@
+"""Measurements of a model of tokens from contexts that it reads once: loss and recall by length."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from posenc.lab.evaluation.questions.question import digits, names
+from posenc.lab.evaluation.results import StudyReading
+from posenc.lab.evaluation.suites.needles import DEPTHS, Encode, KeyNeedles
+from posenc.lab.evaluation.suites.next_token import POSITION, require_text, rounded, spread, words
+from posenc.lab.evaluation.suites.reading import Ask, Read, accelerated, has_cache, read, read_each
+from posenc.lab.evaluation.texts import Text
+from posenc.lab.experiments.corpus import Pieces
+from posenc.lab.experiments.text_loss import (
+    Targets,
+    at_device,
+    losses,
+    rows_a_call,
+    unigram_entropy,
+)
+from posenc.lab.training.machine import PeakMemory
+from posenc.transformers.live import LiveDecoder
+
+FEWEST, MOST, BUDGET = 3, 64, 1 << 17
+"""Contexts that are read at least and at most, and tokens in them beyond the fewest."""
+
+LAST = 4
+"""The loss at a length n is that of the last n / 4 tokens before n."""
+
+PARTS = 4
+"""Parts of these, each a piece of text."""
+
+BINS = 16
+"""Bins of the loss by position."""
+
+STEPS = range(-6, 3)
+"""Powers of the root of two: the lengths beside the trained one that ``evaluate`` measures."""
+
+NEAR = 128
+"""Tokens before a token from which on the original predicts it as a level to compare with."""
+
+KEY, ROOM = 5, 8
+"""Digits of a key, and how many times a key with its question the shortest length asked at is."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """A stretch of text with pass keys hidden in it.
+
+    Args:
+        tokens: ``[L + 1]`` ids.
+        plain: ``[L + 1]``, True for the text's own.
+        asks: length → place in the text up to which it is read before a key is asked for, and
+            question and answer for each of ``DEPTHS``; without lengths too short for a key.
+    """
+
+    tokens: Int[Tensor, " L1"]
+    plain: Bool[Tensor, " L1"]
+    asks: dict[int, tuple[int, list[tuple[list[int], list[int]]]]]
+
+
+def hidden_in(
+    text: Sequence[int], lengths: Sequence[int], encode: Encode, draw: random.Random
+) -> Context:
+    """A context of a text, with keys at every depth of every length.
+
+    Each key has a name, so that a context holds many; one that lies near the place of another
+    length's serves it too.
+
+    Args:
+        text: ids, at least as many as the longest length and one.
+        lengths: that are asked at.
+        encode: text to ids.
+        draw: of names and keys.
+    """
+    count = len(DEPTHS) * len(lengths)
+    needles = [_needle(encode, name, digits(draw, KEY)) for name in names(draw, count)]
+    size = max(len(ids) for ids, *_ in needles)
+    asked = max(len(question) + len(answer) for _, question, answer in needles)
+    wanted = {
+        (length, depth): round(DEPTHS[depth] * (length - asked - size))
+        for length in lengths
+        if length >= ROOM * (asked + size)
+        for depth in range(len(DEPTHS))
+    }
+    tokens: list[int] = []
+    plain: list[bool] = []
+    places: dict[tuple[int, int], int] = {}
+    begin, taken, rest = -size, 0, iter(text)
+    longest = lengths[-1] + 1
+    for key, place in sorted(wanted.items(), key=lambda item: item[1]):
+        if place >= begin + size or not taken:
+            begin, missing = place, place - len(tokens)
+            own = [token for token, _ in zip(rest, range(missing), strict=False)]
+            ids = needles[taken][0]
+            tokens += [*own, *ids]
+            plain += [True] * len(own) + [False] * len(ids)
+            taken += 1
+        places[key] = taken - 1
+    own = [token for token, _ in zip(rest, range(longest - len(tokens)), strict=False)]
+    tokens, plain = [*tokens, *own], plain + [True] * len(own)
+    asks = {
+        length: (
+            length - asked,
+            [needles[places[length, depth]][1:] for depth in range(len(DEPTHS))],
+        )
+        for length in lengths
+        if (length, 0) in places
+    }
+    return Context(torch.tensor(tokens), torch.tensor(plain), asks)
+
+
+def _needle(encode: Encode, name: str, key: str) -> tuple[list[int], list[int], list[int]]:
+    """A sentence with a key, a question for it and the answer, as ids."""
+    said = f"\nThe pass key of {name} is"
+    question, answered = list(encode(said)), list(encode(f"{said} {key}"))
+    same = [one == other for one, other in zip(question, answered, strict=False)]
+    common = same.index(False) if False in same else len(same)
+    sentence = list(encode(f"{said} {key}. Remember it.\n"))
+    return sentence, answered[:common], answered[common:]
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What was measured on one context, by length.
+
+    Args:
+        loss: differences from the bits near tokens cost the original, a piece each.
+        places: the same, by position.
+        right: 1 or 0 for each depth.
+        seconds: of reading it, answers included.
+    """
+
+    loss: dict[int, list[float]]
+    places: dict[int, float]
+    right: dict[int, list[float]]
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class ContextSuite:
+    """Measurements of causal models of tokens, which read the same contexts once.
+
+    The loss at a length is that of the last tokens of so long a context. These are others at every
+    length; so each is held to what it costs the original with few tokens before it, and the mean of
+    that is added again.
+
+    Args:
+        original: the model that is compared with.
+        text: ``[T]`` ids.
+        pieces: that they consist of.
+        lengths: of contexts.
+        encode: text to ids.
+        seed: of the keys.
+        count: contexts, where time allows.
+        seconds: for a model; None: no limit.
+        fewest: contexts that are read in any case.
+        report: called with what is done, and its share of all for this model.
+    """
+
+    original: nn.Module
+    text: Int[Tensor, " T"]
+    pieces: Pieces
+    lengths: tuple[int, ...]
+    encode: Encode
+    seed: int
+    count: int
+    seconds: float | None = None
+    fewest: int = FEWEST
+    report: Callable[[str, float], None] = lambda stage, share: None
+    _levels: dict[int, Float[Tensor, " L"]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        text: Text,
+        lengths: tuple[int, ...],
+        *,
+        seed: int,
+        seconds: float | None = None,
+        report: Callable[[str, float], None] = lambda stage, share: None,
+    ) -> ContextSuite | None:
+        """The suite of a text; None for models that it does not serve.
+
+        Raises:
+            DataError: if the text is too short.
+        """
+        if not isinstance(text.needles, KeyNeedles) or not has_cache(model, text.measured):
+            return None
+        longest = lengths[-1]
+        require_text(len(text.measured), longest, text.unit)
+        count = min(MOST, max(FEWEST, BUDGET // longest), len(text.measured) // (longest + 1))
+        ids, encode = text.measured, text.needles.encode
+        return cls(
+            model, ids, text.measured_pieces, lengths, encode, seed, count, seconds, report=report
+        )
+
+    def measure(self, model: nn.Module, *, limit: int | None = None) -> StudyReading:
+        """See ``Suite``; ``limit`` is ignored, as causal models read texts of any length."""
+        memory = PeakMemory(next(model.parameters()).device)
+        measured: list[_Measured] = []
+        begin, rows = time.monotonic(), max(1, rows_a_call(self.lengths[-1]))
+        cached = has_cache(model, self.text)
+        with accelerated(model):
+            for number in range(0, self.count, rows):
+                wanted = range(number, min(self.count, number + rows))
+                took = (time.monotonic() - begin) / max(1, len(measured)) * len(wanted)
+                spent = time.monotonic() - begin + took
+                late = self.seconds is not None and spent > self.seconds
+                if late and len(measured) >= self.fewest:
+                    break
+                measured += self._measured(model, wanted, cached=cached, since=begin)
+        return self._reading(measured, memory.used())
+
+    def _measured(
+        self, model: nn.Module, numbers: Sequence[int], *, cached: bool, since: float
+    ) -> Iterator[_Measured]:
+        """Measurements on some contexts, which are read together; ``since`` is when all began."""
+        contexts = [self._context(number) for number in numbers]
+        rows = torch.stack([context.tokens for context in contexts])
+        asks = {
+            length: (place, [Ask(*zip(*pairs, strict=True)) for pairs in zip(*asked, strict=True)])
+            for length, (place, asked) in _joined(context.asks for context in contexts).items()
+        }
+
+        def seen(tokens: int) -> None:
+            share = (numbers[0] + len(numbers) * tokens / self.lengths[-1]) / self.count
+            if self.seconds is not None:
+                share = max(share, (time.monotonic() - since) / self.seconds)
+            stage = f"context {numbers[-1] + 1}, step {tokens} of {self.lengths[-1]} tokens"
+            self.report(stage, min(share, 1.0))
+
+        begin = time.perf_counter()
+        done = self._read(model, rows, asks, seen, cached=cached)
+        seconds = (time.perf_counter() - begin) / len(contexts)
+        right = {length: done.right[place] for length, (place, _) in asks.items()}
+        for row, (number, context) in enumerate(zip(numbers, contexts, strict=True)):
+            more = done.bits[row] - self._level(number, context)
+            more[~context.plain[1:]] = torch.nan
+            yield _Measured(
+                {length: self._parts(more, length) for length in self.lengths},
+                {
+                    place: _mean(values, more[: place + len(values)])
+                    for place, values in self._binned(more)
+                },
+                {length: values[row].tolist() for length, values in right.items()},
+                seconds,
+            )
+
+    def _read(
+        self,
+        model: nn.Module,
+        rows: Int[Tensor, "B L1"],
+        asks: dict[int, Any],
+        seen: Callable[[int], None],
+        *,
+        cached: bool,
+    ) -> Read:
+        """Contexts read as the model can."""
+        by_place = dict(asks.values())
+        if cached:
+            assert isinstance(model, LiveDecoder)  # no others have one
+            if not model.varies:
+                return read(model, rows, by_place, seen=seen)
+            ends = {length: place for length, (place, _) in asks.items()}
+            firsts = {ends.get(n, n): n - n // LAST for n in self.lengths}
+            return read_each(model, rows, by_place, firsts)
+        run, right = at_device(model), {}
+        bits = losses(run, rows, last=rows.shape[1] - 1)
+        for place, several in by_place.items():
+            columns = [_asked_whole(run, rows[:, :place], ask) for ask in several]
+            right[place] = torch.stack(columns, 1)
+        return Read(bits, right)
+
+    def _reading(self, measured: Sequence[_Measured], memory: int) -> StudyReading:
+        levels = [self._level(number, self._context(number)) for number in range(FEWEST)]
+        level = float(torch.cat(levels).mean())
+        bits = {
+            length: [*chain(*(context.loss[length] for context in measured))]
+            for length in self.lengths
+        }
+        bits = {length: [level + x for x in values] for length, values in bits.items()}
+        places = {
+            place: tuple(round(level + c.places[place], 5) for c in measured)
+            for place in measured[0].places
+        }
+        right = {
+            length: [context.right[length] for context in measured] for length in measured[0].right
+        }
+        times, width = [context.seconds for context in measured], self.lengths[-1] // BINS
+        return StudyReading(
+            loss={length: fmean(values) for length, values in bits.items()},
+            by_position=tuple(
+                (place + width / 2, fmean(values)) for place, values in places.items()
+            ),
+            needles={n: tuple(map(fmean, zip(*rows, strict=True))) for n, rows in right.items()},
+            per_second=self.lengths[-1] / median(times),
+            time_error=spread(times),
+            peak_memory_bytes=memory,
+            pieces={
+                "loss": {n: rounded(torch.tensor(values)) for n, values in bits.items()},
+                "needles": {n: tuple(chain(*zip(*rows, strict=True))) for n, rows in right.items()},
+                POSITION: places,
+            },
+        )
+
+    def _context(self, number: int) -> Context:
+        longest = self.lengths[-1]
+        ends = Targets.spread(self.pieces, width=1, longest=longest, count=self.count)
+        text = ends.windows(self.text, longest)[number].tolist()
+        draw = random.Random(f"{self.seed}/{number}")
+        return hidden_in(text, self.lengths, self.encode, draw)
+
+    def _level(self, number: int, context: Context) -> Float[Tensor, " L"]:
+        """Bits that tokens cost the original with few tokens before them."""
+        if number not in self._levels:
+            near = max(1, min(NEAR, self.lengths[0] // 8))
+            run, tokens, width = at_device(self.original), context.tokens, 4 * near
+            length = len(tokens) - 1
+            bits = torch.empty(length)
+            first = min(width, length)
+            bits[:first] = losses(run, tokens[None, : first + 1], last=first)[0]
+            ends = [*range(2 * width, length, width), length] if length > first else []
+            if ends:
+                begins = torch.tensor(ends).unsqueeze(1) - width - near
+                windows = tokens[begins + torch.arange(width + near + 1)]
+                with accelerated(self.original):
+                    for end, window in zip(ends, windows.split(1), strict=True):
+                        bits[end - width : end] = losses(run, window, last=width)[0]
+            self._levels[number] = bits
+        return self._levels[number]
+
+    def _parts(self, more: Float[Tensor, " L"], length: int) -> list[float]:
+        """Means over parts of the last tokens before a length."""
+        last = more[length - length // LAST : length]
+        return [_mean(part, last, more[:length]) for part in last.tensor_split(PARTS)]
+
+    def _binned(self, more: Float[Tensor, " L"]) -> Iterator[tuple[int, Tensor]]:
+        """Bins of a context's tokens by their first position."""
+        width = len(more) // BINS
+        return ((place, more[place : place + width]) for place in range(0, BINS * width, width))
+
+    def read(self, reading: StudyReading) -> int:
+        """Number of contexts of a reading."""
+        return len(reading.windows) // PARTS
+
+    def facts(self, unit: str) -> dict[str, Any]:
+        """See ``Suite``."""
+        goal = self.lengths[-1]
+        targets = Targets.spread(self.pieces, width=goal // LAST, longest=goal, count=self.count)
+        named = words("context", unit=unit, goal=goal, last=LAST, depths=len(DEPTHS), near=NEAR)
+        return named | {
+            "depths": DEPTHS,
+            "needles": "a pass key of five digits under a name, hidden in real text among others, "
+            "and asked for at the end",
+            "chance": 1e-5,
+            "trivial": unigram_entropy(self.text, targets.places),
+            "trivial_rule": f"{unit} frequencies",
+            "targets": targets.places.numel(),
+            "asked": self.count,
+        }
+
+
+def _mean(*wider: Tensor) -> float:
+    """The mean of the first values that are not all hidden."""
+    return next(float(x.nanmean()) for x in wider if not x.isnan().all())
+
+
+def _joined(several: Any) -> dict[int, tuple[int, list[Any]]]:
+    """Asks of several contexts by length: the place they have in common, and each one's."""
+    joined: dict[int, tuple[int, list[Any]]] = {}
+    for asks in several:
+        for length, (place, pairs) in asks.items():
+            before, listed = joined.get(length, (place, []))
+            joined[length] = min(before, place), [*listed, pairs]
+    return joined
+
+
+def _asked_whole(run: Any, rows: Int[Tensor, "B n"], ask: Ask) -> Float[Tensor, " B"]:
+    """1 for each right answer of a model without a cache."""
+    right = []
+    for row, prompt, answer in zip(rows, ask.prompts, ask.answers, strict=True):
+        tokens = torch.cat([row, torch.tensor([*prompt, *answer[:-1]])]).unsqueeze(0)
+        guessed = run(tokens)[0, -len(answer) :].argmax(-1).cpu().tolist()
+        right.append(guessed == list(answer))
+    return torch.tensor(right).double()
+
+
+def lengths_around(length: int) -> tuple[int, ...]:
+    """Lengths from an eighth of the trained one to its double."""
+    return tuple(dict.fromkeys(round(length * 2 ** (step / 2)) for step in STEPS))
