@@ -169,7 +169,7 @@ def test_the_share_that_is_done_rises_to_all() -> None:
 
 def test_of_bytes_windows_are_measured_as_before() -> None:
     text = _text(needles=None)
-    assert ContextSuite.of(live("llama"), text, (16, 32), seed=0) is None
+    assert ContextSuite.of(live("llama"), text, (800, 900), seed=0) is None
 
 
 def _text(needles: KeyNeedles | None) -> Any:
@@ -184,14 +184,18 @@ def _text(needles: KeyNeedles | None) -> Any:
 
 
 def test_of_tokens_contexts_are_read() -> None:
-    found = ContextSuite.of(live("llama"), _text(KeyNeedles(encode)), (32, 64), seed=0)
+    text = _text(KeyNeedles(encode))
+    assert ContextSuite.of(live("llama"), text, (32, 900), seed=0) is None, "no room for a key"
+    found = ContextSuite.of(live("llama"), text, (800, 900), seed=0)
     assert found is not None
-    assert found.lengths == (32, 64)
+    assert found.lengths == (800, 900)
     assert found.facts("token")["asked"] == found.count
 
 
 def test_lengths_go_from_an_eighth_to_the_double() -> None:
-    assert lengths_around(8192) == (1024, 1448, 2048, 2896, 4096, 5793, 8192, 11585, 16384)
+    lengths = (1024, 1448, 2048, 2896, 4096, 5793, 8192, 11585, 16384)
+    assert lengths_around(8192, encode) == lengths
+    assert lengths_around(1024, encode) == (724, 1024, 1448, 2048), "no room below"
 
 
 @pytest.mark.parametrize(("seconds", "dtype"), [((1, 3), "bfloat16"), ((2, 1), "float32")])

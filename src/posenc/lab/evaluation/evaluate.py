@@ -22,7 +22,7 @@ from posenc.lab.evaluation.scoring import Examination
 from posenc.lab.evaluation.settings import EvaluationSettings
 from posenc.lab.evaluation.study import images_of, study_of, text_suite
 from posenc.lab.evaluation.suites.contexts import ContextSuite, lengths_around
-from posenc.lab.evaluation.suites.needles import DEPTHS
+from posenc.lab.evaluation.suites.needles import DEPTHS, KeyNeedles
 from posenc.lab.evaluation.suites.next_token import (
     BUDGET,
     FEWEST,
@@ -176,11 +176,11 @@ class _Measurement:
     def _chosen(self) -> Suite:
         """The suite of the given lengths, or of those around the trained one."""
         length, data, given = self.checkpoint.length, self.data, self.settings.lengths
-        if isinstance(data, Text):
+        if isinstance(data, Text) and isinstance(data.needles, KeyNeedles):
             contexts = ContextSuite.of(
                 self.checkpoint.model,
                 data,
-                tuple(sorted(set(given or lengths_around(length)))),
+                tuple(sorted(set(given or lengths_around(length, data.needles.encode)))),
                 seed=self.settings.seed,
                 seconds=SHARE * self.deadline.left,
                 report=self._reading,

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from posenc.lab.evaluation.questions.question import digits, names
+from posenc.lab.evaluation.questions.question import digits, name, names
 from posenc.lab.evaluation.results import StudyReading
 from posenc.lab.evaluation.suites.needles import DEPTHS, Encode, KeyNeedles
 from posenc.lab.evaluation.suites.next_token import POSITION, require_text, rounded, spread, words
@@ -84,7 +84,7 @@ def hidden_in(
         draw: of names and keys.
     """
     count = len(DEPTHS) * len(lengths)
-    needles = [_needle(encode, name, digits(draw, KEY)) for name in names(draw, count)]
+    needles = [_needle(encode, key, digits(draw, KEY)) for key in names(draw, count)]
     size = max(len(ids) for ids, *_ in needles)
     asked = max(len(question) + len(answer) for _, question, answer in needles)
     wanted = {
@@ -120,9 +120,15 @@ def hidden_in(
     return Context(torch.tensor(tokens), torch.tensor(plain), asks)
 
 
-def _needle(encode: Encode, name: str, key: str) -> tuple[list[int], list[int], list[int]]:
+def room(encode: Encode) -> int:
+    """Tokens of the shortest context that keys are hidden in."""
+    sentence, question, answer = _needle(encode, name(0), "0" * KEY)
+    return ROOM * (len(sentence) + len(question) + len(answer))
+
+
+def _needle(encode: Encode, named: str, key: str) -> tuple[list[int], list[int], list[int]]:
     """A sentence with a key, a question for it and the answer, as ids."""
-    said = f"\nThe pass key of {name} is"
+    said = f"\nThe pass key of {named} is"
     question, answered = list(encode(said)), list(encode(f"{said} {key}"))
     same = [one == other for one, other in zip(question, answered, strict=False)]
     common = same.index(False) if False in same else len(same)
@@ -191,14 +197,16 @@ class ContextSuite:
         seconds: float | None = None,
         report: Callable[[str, float], None] = lambda stage, share: None,
     ) -> ContextSuite | None:
-        """The suite of a text; None for models that it does not serve.
+        """The suite of a text; None for models and lengths that it does not serve.
 
         Raises:
             DataError: if the text is too short.
         """
-        if not isinstance(text.needles, KeyNeedles) or not has_cache(model, text.measured):
-            return None
         longest = lengths[-1]
+        if not isinstance(text.needles, KeyNeedles) or lengths[0] < room(text.needles.encode):
+            return None
+        if not has_cache(model, text.measured):
+            return None
         require_text(len(text.measured), longest, text.unit)
         count = min(MOST, max(FEWEST, BUDGET // longest), len(text.measured) // (longest + 1))
         ids, encode = text.measured, text.needles.encode
@@ -397,6 +405,7 @@ def _asked_whole(run: Any, rows: Int[Tensor, "B n"], ask: Ask) -> Float[Tensor, 
     return torch.tensor(right).double()
 
 
-def lengths_around(length: int) -> tuple[int, ...]:
-    """Lengths from an eighth of the trained one to its double."""
-    return tuple(dict.fromkeys(round(length * 2 ** (step / 2)) for step in STEPS))
+def lengths_around(length: int, encode: Encode) -> tuple[int, ...]:
+    """Lengths from an eighth of the trained one to its double, that keys can be hidden in."""
+    lengths = dict.fromkeys(round(length * 2 ** (step / 2)) for step in STEPS)
+    return tuple(n for n in lengths if n >= min(room(encode), length))

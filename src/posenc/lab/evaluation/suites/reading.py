@@ -73,10 +73,11 @@ def has_cache(model: nn.Module, tokens: Int[Tensor, " T"]) -> bool:
     """
     if not isinstance(model, LiveDecoder):
         return False
-    row = tokens[: TRIED + 1].long().unsqueeze(0)
+    size = min(TRIED, model.most or TRIED)
+    row = tokens[: size + 1].long().unsqueeze(0)
     whole = losses(at_device(model), row, last=row.shape[1] - 1)
     with suppress(Exception):  # of any model type
-        return bool((read(model, row, step=TRIED // 3).bits - whole).abs().mean() < ALIKE)
+        return bool((read(model, row, step=max(1, size // 3)).bits - whole).abs().mean() < ALIKE)
     return False
 
 
