@@ -329,7 +329,7 @@ def study_of(
     )
     if isinstance(suite, ContextSuite):
         readings = [reading for f in findings for reading in (f.untuned, f.tuned) if reading]
-        study = replace(study, asked=min(map(suite.read, readings), default=0))
+        study = replace(study, asked=min(map(suite.contexts_in, readings), default=0))
     return replace(study, gate=gate(study))
 
 

@@ -54,7 +54,7 @@ KEY, ROOM = 5, 8
 
 
 @dataclass(frozen=True)
-class Context:
+class HiddenKeys:
     """A stretch of text with pass keys hidden in it.
 
     Args:
@@ -71,7 +71,7 @@ class Context:
 
 def hidden_in(
     text: Sequence[int], lengths: Sequence[int], encode: Encode, draw: random.Random
-) -> Context:
+) -> HiddenKeys:
     """A context of a text, with keys at every depth of every length.
 
     Each key has a name, so that a context holds many; one that lies near the place of another
@@ -117,7 +117,7 @@ def hidden_in(
         for length in lengths
         if (length, 0) in places
     }
-    return Context(torch.tensor(tokens), torch.tensor(plain), asks)
+    return HiddenKeys(torch.tensor(tokens), torch.tensor(plain), asks)
 
 
 def room(encode: Encode) -> int:
@@ -138,7 +138,7 @@ def _needle(encode: Encode, named: str, key: str) -> tuple[list[int], list[int],
 
 @dataclass(frozen=True)
 class _Measured:
-    """What was measured on one context, by length.
+    """Measurements on one context, by length.
 
     Args:
         loss: differences from the bits near tokens cost the original, a piece each.
@@ -323,14 +323,14 @@ class ContextSuite:
             },
         )
 
-    def _context(self, number: int) -> Context:
+    def _context(self, number: int) -> HiddenKeys:
         longest = self.lengths[-1]
         ends = Targets.spread(self.pieces, width=1, longest=longest, count=self.count)
         text = ends.windows(self.text, longest)[number].tolist()
         draw = random.Random(f"{self.seed}/{number}")
         return hidden_in(text, self.lengths, self.encode, draw)
 
-    def _level(self, number: int, context: Context) -> Float[Tensor, " L"]:
+    def _level(self, number: int, context: HiddenKeys) -> Float[Tensor, " L"]:
         """Bits that tokens cost the original with few tokens before them."""
         if number not in self._levels:
             near = max(1, min(NEAR, self.lengths[0] // 8))
@@ -344,7 +344,7 @@ class ContextSuite:
                 begins = torch.tensor(ends).unsqueeze(1) - width - near
                 windows = tokens[begins + torch.arange(width + near + 1)]
                 with accelerated(self.original):
-                    for end, window in zip(ends, windows.split(1), strict=True):
+                    for end, window in zip(ends, torch.split(windows, 1), strict=True):
                         bits[end - width : end] = losses(run, window, last=width)[0]
             self._levels[number] = bits
         return self._levels[number]
@@ -359,7 +359,7 @@ class ContextSuite:
         width = len(more) // BINS
         return ((place, more[place : place + width]) for place in range(0, BINS * width, width))
 
-    def read(self, reading: StudyReading) -> int:
+    def contexts_in(self, reading: StudyReading) -> int:
         """Number of contexts of a reading."""
         return len(reading.windows) // PARTS
 

@@ -51,7 +51,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Read:
-    """What a model made of some contexts.
+    """Bits and answers of a model on some contexts.
 
     Args:
         bits: ``[B, L]`` of each token given those before it; NaN where that was not measured.
