@@ -219,27 +219,38 @@ class _Room(DynamicLayer):
 
     Layers of a window keep all keys too, so that tokens can be taken back; their masks hide what
     lies before it.
+
+    Args:
+        capacity: in tokens.
+        shown: of the tokens before a pass, the last that it sees.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, shown: int) -> None:
         super().__init__()
-        self.capacity = capacity
+        self.capacity, self.shown, self.filled = capacity, shown, 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
         new = key_states, value_states
         if not self.is_initialized:
             self.lazy_initialization(*new)
             self.memory = [x.new_empty(*x.shape[:2], self.capacity, x.shape[3]) for x in new]
-            self.filled = 0
         begin, self.filled = self.filled, self.filled + key_states.shape[2]
         for held, x in zip(self.memory, new, strict=True):
             held[:, :, begin : self.filled] = x
-        self.keys, self.values = (held[:, :, : self.filled] for held in self.memory)
+        first = max(0, begin - self.shown)
+        self.keys, self.values = (held[:, :, first : self.filled] for held in self.memory)
         return self.keys, self.values
+
+    def get_seq_length(self) -> int:
+        return self.filled
+
+    def get_mask_sizes(self, *arguments: Any) -> tuple[int, int]:
+        new, _ = super().get_mask_sizes(*arguments)
+        hidden = max(0, self.filled - self.shown)
+        return new - hidden, hidden
 
     def crop(self, max_length: int) -> None:
         self.filled = max_length if max_length >= 0 else self.filled + max_length
-        self.keys, self.values = (held[:, :, : self.filled] for held in self.memory)
 
 
 class LiveDecoder(LiveModel):
@@ -277,16 +288,16 @@ class LiveDecoder(LiveModel):
             cache: of the tokens before these, which are added to it.
         """
         options = self._positions(tokens, layout)
-        names, past = names_of(self.model.forward), 0
+        names = names_of(self.model.forward)
         if last and "logits_to_keep" in names:
             options["logits_to_keep"] = last
         if cache is not None:
-            options[cache_name(names) or CACHE], past = cache, cache.get_seq_length()
-        if self.window is not None:
-            count = tokens.shape[1]
-            visible = torch.ones(count, past + count, dtype=torch.bool, device=tokens.device)
-            visible = visible.tril(past).triu(past + 1 - self.window)
-            visible = visible.expand(len(tokens), 1, -1, -1)
+            options[cache_name(names) or CACHE] = cache
+        elif self.window is not None:
+            visible = torch.ones(
+                2 * tokens.shape[1:], dtype=torch.bool, device=tokens.device
+            ).tril()
+            visible = visible.triu(1 - self.window).expand(len(tokens), 1, -1, -1)
             lowest = torch.finfo(self.model.dtype).min
             mask = torch.zeros_like(visible, dtype=self.model.dtype)
             options["attention_mask"] = mask.masked_fill(~visible, lowest)
@@ -294,10 +305,15 @@ class LiveDecoder(LiveModel):
         logits: Tensor = self.model(input_ids=tokens, **options).logits
         return logits
 
-    def cache(self, capacity: int) -> Cache:
-        """An empty cache for so many tokens, of which ``crop(-n)`` takes back the last n."""
+    def cache(self, capacity: int, step: int) -> Cache:
+        """An empty cache for so many tokens, of which ``crop(-n)`` takes back the last n.
+
+        Args:
+            step: tokens of a pass; with a window, the first of them see ``step - 1`` fewer.
+        """
         layers = DynamicCache(config=self.model.config).layers
-        return Cache(layers=[_Room(capacity) for _ in layers])
+        shown = capacity if self.window is None else self.window - step
+        return Cache(layers=[_Room(capacity, shown) for _ in layers])
 
     @property
     def varies(self) -> bool:

@@ -49,6 +49,19 @@ def test_a_stretched_model_reads_on_and_takes_questions_back(method: str) -> Non
     torch.testing.assert_close(done.bits, bits(model, TOKENS), rtol=1e-3, atol=1e-3)
 
 
+def test_a_cut_model_sees_no_more_than_its_window() -> None:
+    """Eight tokens at a time, of which each sees itself and those in the 16 before the first."""
+    model, rows = live("llama"), TOKENS[:, :-1]
+    places = torch.arange(rows.shape[1])
+    first = (places // 8 * 8 - 16).unsqueeze(1)
+    visible = (places <= places.unsqueeze(1)) & (places >= first)
+    mask = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
+    expected = model.model(rows, attention_mask=mask.expand(2, 1, -1, -1)).logits
+    nats = nn.functional.cross_entropy(expected.mT, TOKENS[:, 1:], reduction="none")
+    done = read(model.cut(24), TOKENS, ASKS, step=8)
+    torch.testing.assert_close(done.bits, nats.detach() / math.log(2), rtol=1e-3, atol=1e-3)
+
+
 def test_an_answer_counts_if_it_is_what_greedy_decoding_writes() -> None:
     model = live("llama")
     prompts, answers = [[1, 2, 3], [4, 5]], []

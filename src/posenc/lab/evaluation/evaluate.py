@@ -220,6 +220,9 @@ class _Measurement:
     def _reading(self, stage: str, share: float) -> None:
         self.progress(f"reading {stage}", SHARE * share, 1)
 
+    def _controlling(self, stage: str, share: float) -> None:
+        self.progress(f"{WINDOW}: reading {stage}", SHARE + (1 - SHARE) * share, 1)
+
     def _step(self, stage: str) -> None:
         """Announce a stage, unless a stop is asked for."""
         if self.stop():
@@ -304,8 +307,8 @@ class _Measurement:
         if reading is None:
             self._step("a sliding window")
             suite = self.suite
-            if isinstance(suite, ContextSuite):  # masks of a window are slow
-                suite = replace(suite, fewest=1, seconds=self.deadline.left)
+            if isinstance(suite, ContextSuite):
+                suite = replace(suite, seconds=self.deadline.left, report=self._controlling)
             reading = suite.measure(model.cut(length))
         findings = Findings(key=WINDOW, role="baseline", untuned=reading)
         self.measured_file.add(findings)

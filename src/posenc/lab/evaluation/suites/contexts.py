@@ -169,8 +169,7 @@ class ContextSuite:
         encode: text to ids.
         seed: of the keys.
         count: contexts, where time allows.
-        seconds: for a model; None: no limit.
-        fewest: contexts that are read in any case.
+        seconds: for a model; None: no limit. ``FEWEST`` contexts are read in any case.
         report: called with what is done, and its share of all for this model.
     """
 
@@ -182,7 +181,6 @@ class ContextSuite:
     seed: int
     count: int
     seconds: float | None = None
-    fewest: int = FEWEST
     report: Callable[[str, float], None] = lambda stage, share: None
     _levels: dict[int, Float[Tensor, " L"]] = field(default_factory=dict, repr=False)
 
@@ -226,7 +224,7 @@ class ContextSuite:
                 took = (time.monotonic() - begin) / max(1, len(measured)) * len(wanted)
                 spent = time.monotonic() - begin + took
                 late = self.seconds is not None and spent > self.seconds
-                if late and len(measured) >= self.fewest:
+                if late and len(measured) >= FEWEST:
                     break
                 measured += self._measured(model, wanted, cached=cached, since=begin)
         return self._reading(measured, memory.used())

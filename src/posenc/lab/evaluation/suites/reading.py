@@ -101,8 +101,8 @@ def read(
     """
     asks = asks or {}
     count, length = rows.shape[0], rows.shape[1] - 1
-    step = step or max(1, STEP // count)
-    cache = model.cache(length + _most(asks))
+    step = min(step or max(1, STEP // count), (model.window or length) // 2)
+    cache = model.cache(length + _most(asks), step)
     bits = torch.empty(count, length)
     right: dict[int, Tensor] = {}
     begin = 0
@@ -133,7 +133,7 @@ def read_each(
     bits = torch.full((rows.shape[0], rows.shape[1] - 1), torch.nan)
     right: dict[int, Tensor] = {}
     for length, first in firsts.items():
-        cache = model.cache(length + _most(asks))
+        cache = model.cache(length + _most(asks), length)
         logits = model(rows[:, :length].to(model.model.device), cache=cache, last=length - first)
         bits[:, first:length] = _bits(logits[:, first - length :], rows[:, first + 1 : length + 1])
         if length in asks:
