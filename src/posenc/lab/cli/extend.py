@@ -25,6 +25,9 @@ from posenc.lab.cli.doctor import engine_json, print_serving
 from posenc.lab.cli.options import Json, Quiet, complete_methods, option, with_settings
 from posenc.lab.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
 
+MOST_LENGTHS = 5
+"""Lengths that a table on a terminal has room for."""
+
 if TYPE_CHECKING:
     from posenc.lab.evaluation.extend import Extended
     from posenc.lab.evaluation.results import Study, StudyMetric
@@ -297,8 +300,15 @@ def _study_json(study: Study) -> dict[str, Any]:
 
 
 def _shown(study: Study, metric: StudyMetric) -> tuple[int, ...]:
-    """Lengths in the table: all for the deciding metric, the last for others."""
-    return study.lengths if metric == study.deciding else study.lengths[-1:]
+    """Lengths in the table: the last, and for the deciding metric more, of many those that count."""
+    if metric != study.deciding:
+        return study.lengths[-1:]
+    if len(study.lengths) <= MOST_LENGTHS:
+        return study.lengths
+    found = study.effective
+    ends = () if found is None else (found.reference, found.length, found.end)
+    counting = {study.lengths[0], study.length // 2, study.length, study.goal, *ends}
+    return tuple(length for length in study.lengths if length in counting)
 
 
 class StudyDisplay(Display):
