@@ -300,7 +300,7 @@ def _study_json(study: Study) -> dict[str, Any]:
 
 
 def _shown(study: Study, metric: StudyMetric) -> tuple[int, ...]:
-    """Lengths in the table: the last, and for the deciding metric more, of many those that count."""
+    """Lengths in the table: the last; of the deciding metric those that count."""
     if metric != study.deciding:
         return study.lengths[-1:]
     if len(study.lengths) <= MOST_LENGTHS:
