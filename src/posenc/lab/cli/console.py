@@ -175,6 +175,10 @@ class Display:
             ERRORS.print(text, style=style, markup=False)
 
 
+EARLY = 0.002
+"""Share of the work up to which its time says nothing: programs start, and calls are compiled."""
+
+
 class Countdown:
     """Estimate of the remaining time, from the progress so far.
 
@@ -200,7 +204,7 @@ class Countdown:
         if done < self.done:  # another stage
             self.restart(done)
         self.done = done
-        if done <= self.start or done >= total:
+        if done - self.start < EARLY * (total - self.start) or done >= total:
             return ""
         seconds = self.elapsed() * (total - done) / (done - self.start)
         if seconds < 90:
