@@ -30,7 +30,7 @@ DEVIATIONS: list[tuple[str, dict[str, Any], tuple[str, ...], float]] = [
     (
         "floater",
         {"dim": 200, "start": "random"},
-        ("embedding.dynamics.first.weight", "embedding.dynamics.second.weight"),
+        ("embedding.dynamics.first_weight", "embedding.dynamics.second_weight"),
         (2 / 401) ** 0.5,
     ),
 ]

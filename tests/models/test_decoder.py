@@ -52,7 +52,7 @@ def test_every_parameter_gets_a_gradient(encoding: str) -> None:
         # A text has no special tokens, for which TUPE has two values a head.
         "tupe": [f"{part}.score.special"],
         # FLOATER starts as the sinusoid: the second layer of its dynamics is 0.
-        "floater": [f"{part}.embedding.dynamics.first.{name}" for name in ("weight", "bias")],
+        "floater": [f"{part}.embedding.dynamics.first_{name}" for name in ("weight", "bias")],
     }
     assert without == expected.get(encoding, [])
 

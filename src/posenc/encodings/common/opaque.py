@@ -25,19 +25,15 @@ class PositionFunction(Protocol):
     ) -> Float[Tensor, "b L C"]: ...
 
 
-def opaque(
-    name: str, compute: PositionFunction, *, stored: PositionFunction | None = None
-) -> PositionFunction:
+def opaque(name: str, compute: PositionFunction) -> PositionFunction:
     """``compute`` as one operator ``posenc::name`` inside compiled graphs, called directly outside.
 
-    ``stored`` gives the same values without a graph, from what earlier calls computed; the
-    operator's forward pass uses it. ``compute`` returns ``[b, L, C]`` in the positions' dtype; C
-    is the length of ``weights[0]``.
+    ``compute`` returns ``[b, L, C]`` in the positions' dtype; C is the length of ``weights[0]``.
     """
 
     def forward(positions: Tensor, weights: list[Tensor], settings: str) -> Tensor:
         detached = [weight.detach() for weight in weights]
-        return (stored or compute)(positions.detach(), detached, settings).clone()
+        return compute(positions.detach(), detached, settings).clone()
 
     def backward(
         gradient: Tensor, positions: Tensor, weights: list[Tensor], settings: str

@@ -6,7 +6,7 @@ import importlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import partial
 from threading import RLock
 from typing import Annotated, Any, Literal
 
@@ -41,9 +41,6 @@ FARTHEST = 2**20
 
 SEGMENT = 64
 """Steps per call of a solver, whose backward pass takes time that is quadratic in their number."""
-
-LIMIT = 2**27
-"""Bytes of stored states, past which those before the last requested ones are dropped."""
 
 Reached = Callable[[Int[Tensor, " N"]], Float[Tensor, "N C"]]
 """States after sorted, distinct numbers of whole steps from 0."""
@@ -256,8 +253,8 @@ class Solutions:
         self.blocks = blocks
         self._lock = RLock()
         self._copies = Copies([])
-        self._stored: tuple[int, Tensor] | None = None
-        """A number of steps from 0, and the states ``[N, S, C]`` from there on."""
+        self._stored: dict[int, Float[Tensor, "N S C"]] = {}
+        """States from 0 on, by the sign of the times."""
         self._last: tuple[Tensor, Sequence[Tensor], Tensor] | None = None
         """Numbers, parameters and states of the last call with a graph."""
 
@@ -279,7 +276,7 @@ class Solutions:
         """
         with self._lock:
             if not self._copies.hold(parameters):
-                self._copies, self._stored, self._last = Copies(parameters), None, None
+                self._copies, self._stored, self._last = Copies(parameters), {}, None
             with torch.inference_mode(False), torch.no_grad():
                 values = self._read(flow, parameters, numbers)
             if not wants_gradients(parameters):
@@ -298,24 +295,20 @@ class Solutions:
             return solved
 
     def _read(self, flow: Flow, parameters: Sequence[Tensor], numbers: Tensor) -> Tensor:
-        """Stored states, or new ones, without a graph."""
+        """States without a graph, stored ones and those that follow them."""
         starts, weights = _batch(parameters)
-        low, states = self._stored or (0, starts.unsqueeze(0))
-        nearest, farthest = int(numbers[0]), int(numbers[-1])
-        if nearest < low:
-            low, states = (low, states) if low <= 0 else (0, starts.unsqueeze(0))
-            behind = flow.advance(states[0], low, min(low, nearest), weights)
-            low, states = min(low, nearest), torch.cat([behind.flip(0)[:-1], states])
-        high = low + len(states) - 1
-        if farthest > high:
-            farthest = max(farthest, high + min(len(states), SEGMENT))  # copies take time as well
-            ahead = flow.advance(states[-1], high, farthest, weights)
-            states = torch.cat([states, ahead[1:]])
-        found = states[numbers - low]
-        if states.nbytes > LIMIT:
-            low, states = nearest, states[nearest - low :].clone()
-        self._stored = low, states
-        return found
+        for sign, count in ((-1, -int(numbers[0])), (1, int(numbers[-1]))):
+            states = self._stored.get(sign, starts.unsqueeze(0))
+            last = len(states) - 1
+            if count > last:
+                count = max(count, last + min(len(states), SEGMENT))  # copies take time as well
+                more = flow.advance(states[-1], sign * last, sign * count, weights)
+                states = torch.cat([states, more[1:]])
+            self._stored[sign] = states
+        behind, ahead = self._stored[-1], self._stored[1]
+        if numbers[0] >= 0:
+            return ahead[numbers]
+        return torch.cat([behind.flip(0)[:-1], ahead])[numbers + len(behind) - 1]
 
 
 def _batch(parameters: Sequence[Tensor]) -> tuple[Float[Tensor, "S C"], list[Tensor]]:
@@ -324,42 +317,12 @@ def _batch(parameters: Sequence[Tensor]) -> tuple[Float[Tensor, "S C"], list[Ten
     return torch.stack(wide[:-4]), wide[-4:]
 
 
-@lru_cache(16)
-def _of_compiled(settings: str, start: bytes) -> Solutions:
-    """States of a block in compiled code, which has the values of its parameters only."""
-    return Solutions()
-
-
 def _compute(positions: Tensor, weights: Sequence[Tensor], settings: str) -> Tensor:
     start, *learned = weights
     return Flow(**json.loads(settings)).vectors(positions, start, learned)
 
 
-def _store(positions: Tensor, weights: Sequence[Tensor], settings: str) -> Tensor:
-    start, *learned = weights
-    flow = Flow(**json.loads(settings))
-    solutions = _of_compiled(settings, start.cpu().numpy().tobytes())
-
-    def reached(numbers: Tensor) -> Tensor:
-        return solutions.reached(flow, weights, numbers)[:, 0]
-
-    return flow.vectors(positions, start, learned, reached)
-
-
-flow_at = opaque("flow", _compute, stored=_store)
-
-
-class Affine(nn.Module):
-    """Weight ``[O, I]`` and bias ``[O]`` of an affine map that a solver applies."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
-        self.bias = nn.Parameter(torch.empty(outputs))
-
-    def forward(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias."""
-        return self.weight, self.bias
+flow_at = opaque("flow", _compute)
 
 
 class Dynamics(nn.Module):
@@ -368,21 +331,24 @@ class Dynamics(nn.Module):
     def __init__(self, dim: int, hidden: int, *, zero: bool) -> None:
         super().__init__()
         self.zero = zero
-        self.first = Affine(dim + 1, hidden)
-        self.second = Affine(hidden + 1, dim)
+        self.first_weight = nn.Parameter(torch.empty(hidden, dim + 1))
+        self.first_bias = nn.Parameter(torch.empty(hidden))
+        self.second_weight = nn.Parameter(torch.empty(dim, hidden + 1))
+        self.second_bias = nn.Parameter(torch.empty(dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the initial values; with ``zero``, such that h is 0."""
-        for layer in (self.first, self.second):
-            nn.init.xavier_normal_(layer.weight)
-            nn.init.zeros_(layer.bias)
+        nn.init.xavier_normal_(self.first_weight)
+        nn.init.xavier_normal_(self.second_weight)
+        for parameter in (self.first_bias, self.second_bias):
+            nn.init.zeros_(parameter)
         if self.zero:
-            nn.init.zeros_(self.second.weight)
+            nn.init.zeros_(self.second_weight)
 
     def forward(self) -> list[Tensor]:
         """Weight and bias of the first layer, then of the second."""
-        return [*self.first(), *self.second()]
+        return [self.first_weight, self.first_bias, self.second_weight, self.second_bias]
 
 
 class Floater(EmbeddingEncoding):
@@ -397,8 +363,8 @@ class Floater(EmbeddingEncoding):
     the sorted distinct times, in float64. Cost: C·E for each of ``max |t| / step`` sequential
     steps (set by the tolerance with "dopri5"), independent of the number of rows and tokens.
     Blocks that share the dynamics take fixed steps as one batch, and their states are kept until a
-    parameter changes, so decoding a token takes one step; "dopri5" solves from 0 at each call, for
-    each block. At most 2^20 steps are taken.
+    parameter changes, so decoding a token takes one step; "dopri5" and compiled code solve from 0
+    at each call, for each block. At most 2^20 steps are taken.
 
     Differs from the official code, which has separate flows for queries, keys and values of a
     block after the projections; here one flow is added before them, as in the paper. ``R`` is the
