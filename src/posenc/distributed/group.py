@@ -252,15 +252,6 @@ def exchange(group: Group, x: Tensor, sends: Sequence[int], receives: Sequence[i
     return received
 
 
-def total(group: Group, x: Tensor) -> Tensor:
-    """The sum of all ranks' tensors; its gradient is the sum of theirs."""
-
-    def summed(x: Tensor) -> Tensors:
-        return (group.sum(x.clone(memory_format=torch.contiguous_format)),)
-
-    return _linear(summed, summed, x)[0]
-
-
 def _linear(
     forward: Callable[..., Tensors], transpose: Callable[..., Tensors], *tensors: Tensor
 ) -> Tensors:

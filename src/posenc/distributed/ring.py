@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from posenc.attention.api import attend_block, attend_block_backward
@@ -21,15 +20,8 @@ from posenc.attention.call import Call
 from posenc.attention.problem.problem import GlobalSoftmax
 from posenc.attention.softmax import add_sinks
 from posenc.distributed.gathered import attend_gathered
-from posenc.distributed.group import Group, first_derivative, total
-from posenc.distributed.shards import Piece, ShardedCall, Shards, pieces
-from posenc.encoding import Encoding
-from posenc.encoding.prepared import reused_of_layouts
-from posenc.encodings.common.prefix_sums import KeyRanks
-from posenc.errors import ArgumentError
-from posenc.grid import Grid
-from posenc.layout import Layout
-from posenc.layout.padding import documents_of
+from posenc.distributed.group import Group, first_derivative
+from posenc.distributed.shards import Piece, ShardedCall, pieces
 from posenc.runtime import widest, without_autocast
 
 
@@ -42,66 +34,34 @@ def refusal(call: ShardedCall) -> str | None:
         name = type(part).__name__
         if getattr(part, "replaces_softmax", False):
             return f"the weights of {name} are no softmax, and parts of them cannot be joined"
-        if not part.pairwise and part.of_sums() is None:
+        if not part.pairwise:
             return f"the result of {name} for a pair depends on other tokens, too"
         if any(getattr(module, "attached", None) is not None for module in part.modules()):
             return f"{name} computes with parameters of the layer"
-    shards = call.shards
-    if shards.layout.positions.requires_grad:
-        return "positions have gradients"
-    if _summed(encoding) and crosses_ties(shards):
-        return "tokens of one order are on several ranks, and sums up to them on none"
-    if _summed(encoding) and not call.session.all(_are_one(call.local.grid), call.local.q.device):
-        return "queries are other tokens than keys, and sums up to them on none"
-    return None
-
-
-def _are_one(grid: Grid) -> bool:
-    """True if a rank's queries and keys are known to be the same tokens."""
-    query, key = grid.query, grid.key
-    return query.order is key.order and query.document is key.document
+    return "positions have gradients" if call.shards.layout.positions.requires_grad else None
 
 
 def attend_in_ring(call: ShardedCall) -> Float[Tensor, "B H L E"]:
     """Attention of this rank's queries, one block of keys after the other."""
     if call.session.group.size == 1:
         return attend_gathered(call)
-    local, group, shards = call.local, call.session.group, call.shards
-    encoding, grid = local.encoding, local.grid
-    query, key = grid.query.signal, grid.key.signal
-    if _summed(encoding):
-        query = key = running_sums(group, shards, grid.key)
-        encoding = Encoding(
-            query_key=encoding.query_key and _of_sums(encoding.query_key),
-            score=encoding.score and _of_sums(encoding.score),
-            value=encoding.value,
-        )
-    parameters = [p for p in encoding.parameters() if p.requires_grad]
-    tensors = (local.q, query, local.k, local.v, key, local.sinks)
-    output: Tensor = _Attend.apply(Ring(call, encoding), *tensors, *parameters)
+    local = call.local
+    signals = local.grid.query.signal, local.grid.key.signal
+    parameters = [p for p in local.encoding.parameters() if p.requires_grad]
+    tensors = (local.q, signals[0], local.k, local.v, signals[1], local.sinks)
+    output: Tensor = _Attend.apply(Ring(call), *tensors, *parameters)
     return output
-
-
-def _summed(encoding: Encoding) -> bool:
-    return any(
-        not part.pairwise for part in encoding.parts()[-3:] if part is not encoding.embedding
-    )
-
-
-def _of_sums(part: Any) -> Any:
-    return part if part.pairwise else part.of_sums()
 
 
 @dataclass(frozen=True, eq=False)
 class Ring:
-    """A call, and the encoding whose terms depend on pairs alone.
+    """A call whose terms depend on pairs alone.
 
     ``asked`` are tensors of queries: q, and signals if there are any; ``held`` are tensors of a
     block: k, v and signals. All have their tokens in the last dimension but one.
     """
 
     call: ShardedCall
-    encoding: Encoding
 
     @property
     def group(self) -> Group:
@@ -127,7 +87,7 @@ class Ring:
             for run, signal in ((query, query_signal), (key, key_signal))
         ]
         grid = replace(self.call.local.grid, query=sides[0], key=sides[1])
-        return self.call.part(q, k, v, grid, encoding=self.encoding, sinks=None)
+        return self.call.part(q, k, v, grid, sinks=None)
 
     def schedule(self) -> list[int]:
         """The blocks in the order in which this rank gets them: its own, then the previous ones."""
@@ -256,98 +216,3 @@ def _add(totals: Sequence[Tensor], more: Sequence[Tensor | None]) -> None:
 
 def _zeros(x: Tensor) -> Tensor:
     return torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
-
-
-def running_sums(group: Group, shards: Shards, layout: Layout) -> Float[Tensor, "B L S"]:
-    """Sums of this rank's and others' signals up to each token of this rank, in float64.
-
-    Over the real tokens of the token's document, by order. The sorted tokens of a row are in
-    runs that one rank has; a rank sums its own, and only a total a run is exchanged.
-
-    Args:
-        shards: layouts of all ranks.
-        layout: of this rank, with its signals.
-    """
-    signal = layout.signal
-    if signal is None:
-        raise ArgumentError(
-            "layout",
-            expected="the signal that the encoding computes from the tokens",
-            got="none",
-            remedy="Use Attention, or encoding.observe(x, layout) before attend.",
-        )
-    compute = partial(_runs, shards)
-    runs, begins = reused_of_layouts(compute, "runs", shards.lengths, layouts=(shards.layout,))
-    local_runs = runs[:, sum(shards.lengths[: group.rank]) :][:, : layout.length]
-    rows, count = len(signal), begins.shape[1]
-    index = local_runs.expand(rows, -1).unsqueeze(-1).expand(-1, -1, signal.shape[-1])
-    steps = signal.double()
-    if layout.valid is not None:
-        steps = steps.masked_fill(~layout.valid.unsqueeze(-1), 0.0)
-    totals = steps.new_zeros(rows, count, signal.shape[-1]).scatter_add(1, index, steps)
-    before = _exclusive(total(group, totals))
-    before = before - before.gather(1, begins.expand(rows, -1).unsqueeze(-1).expand_as(before))
-    before = (before - _exclusive(totals)).gather(1, index)
-    if not layout.length:
-        return before
-    # sums over this rank's runs, one after the other
-    in_runs = Grid.of(Layout(layout.positions, layout.order, document=local_runs))
-    return before + KeyRanks.of(in_runs).running(steps.mT)[0].mT
-
-
-def _exclusive(totals: Float[Tensor, "B N S"]) -> Float[Tensor, "B N S"]:
-    """Sums of the totals before each run."""
-    return torch.nn.functional.pad(totals.cumsum(1), (0, 0, 1, 0))[:, :-1]
-
-
-def crosses_ties(shards: Shards) -> bool:
-    """True if tokens of one document and order are on several ranks. Reads the layouts' values."""
-    compute = partial(_crosses_ties, shards)
-    return reused_of_layouts(compute, "ties", shards.lengths, layouts=(shards.layout,))
-
-
-def _crosses_ties(shards: Shards) -> bool:
-    owner, order, document = _sorted(shards)
-    same = (order.diff() == 0) & (document.diff() == 0) & (document[:, 1:] != _PADDING)
-    return bool((same & (owner.diff() != 0)).any())
-
-
-_PADDING = torch.iinfo(torch.int64).max
-
-
-def _sorted(shards: Shards) -> tuple[Tensor, Tensor, Tensor]:
-    """Owner, order and document of all tokens, sorted by document and order, ``[b, K]``."""
-    layout = shards.layout
-    ranks = torch.arange(len(shards.lengths), device=layout.device)
-    lengths = torch.tensor(shards.lengths, device=layout.device)
-    owner = ranks.repeat_interleave(lengths).unsqueeze(0).expand(layout.batch, -1)
-    index = _sorting(layout)
-    parts = (owner, layout.order.expand(layout.batch, -1), _documents(layout))
-    return tuple(part.gather(1, index) for part in parts)  # type: ignore[return-value]
-
-
-def _sorting(layout: Layout) -> Int[Tensor, "b K"]:
-    order = layout.order.expand(layout.batch, -1).argsort(dim=1, stable=True)
-    return order.gather(1, _documents(layout).gather(1, order).argsort(dim=1, stable=True))
-
-
-def _documents(layout: Layout) -> Int[Tensor, "b K"]:
-    document = documents_of(layout).expand(layout.batch, -1)
-    return document if layout.valid is None else document.where(layout.valid, _PADDING)
-
-
-def _runs(shards: Shards) -> tuple[Int[Tensor, "b K"], Int[Tensor, "b N"]]:
-    """The run of every token (as ranks hold them), and the first of each run's document."""
-    owner, _, document = _sorted(shards)
-    changes = (owner.diff() != 0) | (document.diff() != 0)
-    numbers = torch.nn.functional.pad(changes.long().cumsum(1), (1, 0))
-    count = int(numbers.max()) + 1 if numbers.numel() else 1
-    of_document = (
-        torch.nn.functional.pad(numbers[:, 1:].where(document.diff() != 0, 0), (1, 0))
-        .cummax(1)
-        .values
-    )
-    begins = torch.zeros(len(numbers), count, dtype=torch.int64, device=numbers.device)
-    begins.scatter_(1, numbers, of_document)
-    runs = torch.empty_like(numbers).scatter_(1, _sorting(shards.layout), numbers)
-    return runs, begins

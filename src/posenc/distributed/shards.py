@@ -349,10 +349,6 @@ class Session:
                 remedy="Create the encoding from one configuration, and pass equal options.",
             )
 
-    def all(self, holds: bool, device: torch.device) -> bool:
-        """True if something holds on all ranks, which all ask."""
-        return bool(self._exchange([int(holds)], device).all())
-
     def seed(self, device: torch.device) -> int:
         """A random number of rank 0, the same on all ranks; every rank draws one."""
         return int(self._exchange([int(torch.randint(2**31, ()))], device)[0, 0])

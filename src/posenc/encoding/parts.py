@@ -139,14 +139,6 @@ class Part(nn.Module):
         """
         return layout
 
-    def of_sums(self) -> Part | None:
-        """The part for layouts whose signals are running sums of this part's signals.
-
-        The sums, in float64, are over the real tokens of a document up to each token, by order.
-        None by default: the part is no function of such sums.
-        """
-        return None
-
     def attach(self, query: Projection, key: Projection) -> None:
         """Receive the projections of the layer; ignored by default.
 

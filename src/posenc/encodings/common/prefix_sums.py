@@ -134,29 +134,7 @@ def _read(values: Tensor, index: Int[Tensor, "b N"]) -> Tensor:
     return values.gather(-1, index.expand(rows, *middle, index.shape[-1]))
 
 
-class SumDifference(ScoreTerm, ABC):
-    """``s_ij += c_i - c_j``; a subclass defines ``sums``, which are c."""
-
-    causal_only = True
-    axes = None
-
-    @abstractmethod
-    def sums(self, grid: Grid) -> tuple[Float[Tensor, "b H Q"], Float[Tensor, "b H K"]]:
-        """c at each query and each key."""
-
-    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        row, column = self.sums(grid)
-        wide = torch.promote_types(q.dtype, torch.float32)
-        return (row.unsqueeze(-1) - column.unsqueeze(-2)).to(wide)
-
-    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        row, column = self.sums(grid)
-        # Relative to the first query, sums near the diagonal are small and keep their precision.
-        start = row[..., :1].detach()
-        return (BucketedTerms(_one_bucket, row=row - start, column=start - column, max_distance=0),)
-
-
-class GatedDecay(SumDifference):
+class GatedDecay(ScoreTerm, ABC):
     """``s_ij += c_i - c_j``, where c is the running sum of one step per token and head, by order.
 
     A subclass defines ``steps`` of ``gate(x)``, a linear map of the layer's input. Steps are stored
@@ -171,7 +149,9 @@ class GatedDecay(SumDifference):
         ArgumentError: when an argument is below 1.
     """
 
+    causal_only = True
     pairwise = False
+    axes = None
 
     dim: Width
     heads: Count
@@ -192,28 +172,22 @@ class GatedDecay(SumDifference):
         return layout.with_signal(self.steps(self.gate(at_least_single(x))))
 
     def sums(self, grid: Grid) -> tuple[Float[Tensor, "b H Q"], Float[Tensor, "b H K"]]:
+        """c at each query and each key."""
         steps = require_signal(grid.key, type(self).__name__, self.heads).mT
         if grid.key.valid is not None:
             steps = steps.masked_fill(~grid.key.valid.unsqueeze(1), 0.0)
         return KeyRanks.of(grid).running(steps)
 
-    def of_sums(self) -> ScoreTerm:
-        return SignalDifference(heads=self.heads)
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        row, column = self.sums(grid)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        return (row.unsqueeze(-1) - column.unsqueeze(-2)).to(wide)
 
-
-class SignalDifference(SumDifference):
-    """``s_ij += c_i - c_j``, where c are the signals.
-
-    Args:
-        heads: H.
-    """
-
-    heads: Count
-
-    def sums(self, grid: Grid) -> tuple[Float[Tensor, "b H Q"], Float[Tensor, "b H K"]]:
-        name = type(self).__name__
-        query, key = (require_signal(side, name, self.heads) for side in (grid.query, grid.key))
-        return query.mT, key.mT
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
+        row, column = self.sums(grid)
+        # Relative to the first query, sums near the diagonal are small and keep their precision.
+        start = row[..., :1].detach()
+        return (BucketedTerms(_one_bucket, row=row - start, column=start - column, max_distance=0),)
 
 
 def _one_bucket(offset: Offsets) -> BucketIndex:
