@@ -33,7 +33,6 @@ from posenc.attention.backends.triton.form import INTERPRETED as HAS_INTERPRETER
 from posenc.encoding import Encoding
 from posenc.encoding.entry import CONTEXT
 from posenc.encoding.prepared import Prepared
-from posenc.encodings.score import tupe
 from posenc.errors import ArgumentError, BackendRefusal, PosencError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -103,10 +102,9 @@ def everywhere(names: list[str] | None = None, sizes: Sizes = WIDE) -> Scope:
 def _pieces(case: AttentionCase) -> Iterator[None]:
     """A case's calls are computed a few heads and tokens at a time, if it says so."""
     limits = (
-        *((splitting, "MANY", 0), (splitting, "LARGE", 0), (posing, "LONG", 0)),
+        *((splitting, "MANY", 0), (posing, "LONG", 0)),
         *((offsets, "ROWS", 13), (offsets, "BUDGET", {"cpu": 10_000})),
         *((definition, "BUDGET", 10_000), (sdpa, "CAUSAL_BLOCK", 64)),
-        *((tupe, "LARGE", 1), (tupe, "ROWS", 24)),
     )
     with pytest.MonkeyPatch.context() as patch:
         for module, name, limit in limits if case.apart else ():

@@ -254,9 +254,6 @@ class ScoreTerm(Part, ABC):
     reads_layout: ClassVar[bool] = False
     """True if ``lower`` reads positions or counts of tokens, not only offsets, queries and keys."""
 
-    lowers_heads: ClassVar[bool] = False
-    """True if some heads can be lowered without the others."""
-
     keys_by_keys: ClassVar[bool] = False
     """True if ``forward`` allocates K×K matrices, whatever the number of queries."""
 
@@ -272,12 +269,6 @@ class ScoreTerm(Part, ABC):
 
         A term that reads keys has one head of them per query head: ``repeat_heads`` makes them.
         """
-        return None
-
-    def lower_heads(
-        self, heads: slice, q: Queries, k: Keys, grid: Grid, *, scale: float
-    ) -> StructuredTerms | None:
-        """``lower`` for the queries and keys of some heads, if ``lowers_heads``."""
         return None
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:

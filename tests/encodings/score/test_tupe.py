@@ -13,8 +13,7 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encoding import BucketedTerms, StructuredScore
-from posenc.encodings.score import tupe
-from posenc.encodings.score.tupe import Tupe, by_pieces
+from posenc.encodings.score.tupe import Tupe
 from posenc.errors import LengthError
 from posenc.testing.oracles import attention_by_loops, t5_bucket_by_loops
 from tests.encodings.grids import GRIDS, inputs
@@ -222,23 +221,3 @@ def test_past_the_table_it_raises() -> None:
         q = torch.zeros(1, 6, layout.length, 8)
         with pytest.raises(LengthError, match="max_length"):
             part(q, q, Grid.of(layout), scale=1.0)
-
-
-def test_initial_values() -> None:
-    part = Tupe(dim=64, heads=8, head_dim=8, max_length=100)
-    assert part.relative is not None
-    for weight in (part.positions, part.query.weight, part.key.weight, part.relative.table):
-        assert weight.std().item() == pytest.approx(0.02, rel=0.15)
-
-
-def test_projections_in_pieces_have_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tupe, "ROWS", 3)
-    table, weight = (torch.randn(size, dtype=torch.float64) for size in ((8, 4), (4, 5)))
-    table.requires_grad_(), weight.requires_grad_()
-
-    def project(table: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        return by_pieces(lambda rows: ((rows @ weight).tanh(), rows.square()), table)
-
-    assert torch.autograd.gradcheck(project, (table, weight))
-    assert torch.autograd.gradgradcheck(project, (table, weight))
-    assert torch.autograd.gradgradcheck(project, (table.detach(), weight))

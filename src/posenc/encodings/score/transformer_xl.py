@@ -84,8 +84,6 @@ class TransformerXL(ScoreTerm):
     (True, False)
     """
 
-    lowers_heads = True
-
     dim: EvenWidth
     heads: Count
     head_dim: Width
@@ -111,12 +109,7 @@ class TransformerXL(ScoreTerm):
         return scale * (content + gather_rows(q, rows, index))
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        return self.lower_heads(slice(0, self.heads), q, k, grid, scale=scale)
-
-    def lower_heads(
-        self, heads: slice, q: Queries, k: Keys, grid: Grid, *, scale: float
-    ) -> StructuredTerms | None:
-        u, w = (x[heads] for x in self.biases())
+        u, w = self.biases()
         wide = torch.promote_types(q.dtype, torch.float32)
         column = scale * _column(u, k.to(wide))
         if grid.shift is None:
@@ -125,28 +118,28 @@ class TransformerXL(ScoreTerm):
             return LowRank(*factors), LowRank(ones, column.unsqueeze(-1))
         # w's products are a table, and the queries stay as they are. In half precision products
         # are of float32: rounded rows would change a logit of 30 by 0.1.
-        rows, table = self._rows(grid, q.new_empty(0, dtype=wide), scale, heads)
+        rows, table = self._rows(grid, q.new_empty(0, dtype=wide), scale)
         left = TokenTableProduct(q.to(wide), rows)
         return (BucketedTerms(_bucket(grid, rows), table=table, left=left, column=column),)
 
     def _rows(
-        self, grid: Grid, like: Tensor, factor: float = 1.0, heads: slice = slice(None)
-    ) -> tuple[Float[Tensor, "h N D"], Float[Tensor, "h N"]]:
+        self, grid: Grid, like: Tensor, factor: float = 1.0
+    ) -> tuple[Float[Tensor, "H N D"], Float[Tensor, "H N"]]:
         """``factor · W r(-Δ)`` at every offset Δ of a regular grid, and w's products with it.
 
         Offsets ascend; of causal grids, to 0.
         """
         shift = grid.require_shift()
         first, last = shift - (grid.query.length - 1), shift + grid.key.length - 1
-        terms = self._reused(first, last, like, factor, heads)
+        terms = self._reused(first, last, like, factor)
         if terms is None:
-            rows = self._products(first, last, grid, factor * self.weight[heads].to(like))
-            terms = rows, _column(self.biases()[1][heads], rows)
+            rows = self._products(first, last, grid, factor * self.weight.to(like))
+            terms = rows, _column(self.biases()[1], rows)
         return terms
 
     def _products(
-        self, first: int, last: int, grid: Grid, weight: Float[Tensor, "h D C"]
-    ) -> Float[Tensor, "h N D"]:
+        self, first: int, last: int, grid: Grid, weight: Float[Tensor, "H D C"]
+    ) -> Float[Tensor, "H N D"]:
         """Products of a weight with ``r(-Δ)`` for Δ from ``first`` to ``last``.
 
         The sines' part of ``W r(x)`` is odd and the cosines' even: each distance is projected once.
@@ -159,23 +152,14 @@ class TransformerXL(ScoreTerm):
         count = max(-first, last) + 1
         last = 0 if grid.causal else last
         if has_values(weight) and weight.device.type == "cpu" and count <= KEPT:
-            return _mirrored(
-                _kept_waves(count, self.dim, self.base, weight.dtype), weight, first, last
-            )
-        distances = torch.arange(float(count), device=weight.device)
-        if not has_values(weight) or count <= KEPT:
-            return _mirrored(self._waves(distances), weight, first, last)
-        # A piece, then a head at a time: results between take several times the memory of rows.
-        sine, cosine = (weight.new_empty(count, self.dim // 2) for _ in range(2))
-        for at in range(0, count, KEPT):
-            piece = slice(at, at + KEPT)
-            sine[piece], cosine[piece] = self._waves(distances[piece])
-        by_head = torch.split(weight, 1)
-        return torch.cat([_mirrored((sine, cosine), head, first, last) for head in by_head])
+            waves = _kept_waves(count, self.dim, self.base, weight.dtype)
+        else:
+            waves = self._waves(torch.arange(float(count), device=weight.device))
+        return _mirrored(waves, weight, first, last)
 
     def _reused(
-        self, first: int, last: int, like: Tensor, factor: float, heads: slice
-    ) -> tuple[Float[Tensor, "h N D"], Float[Tensor, "h N"]] | None:
+        self, first: int, last: int, like: Tensor, factor: float
+    ) -> tuple[Float[Tensor, "H N D"], Float[Tensor, "H N"]] | None:
         """Rows and column at offsets ``first`` to ``last``, stored while weights stay the same."""
         if not has_values(like) or max(-first, last) >= REUSED:
             return None
@@ -183,11 +167,10 @@ class TransformerXL(ScoreTerm):
 
         def compute() -> tuple[Tensor, Tensor]:
             waves = _kept_waves(count, self.dim, self.base, like.dtype)
-            rows = _mirrored(waves, factor * self.weight[heads].to(like), 1 - count, count - 1)
-            return rows, _column(self.biases()[1][heads], rows)
+            rows = _mirrored(waves, factor * self.weight.to(like), 1 - count, count - 1)
+            return rows, _column(self.biases()[1], rows)
 
-        kind = (count, like.dtype, factor, heads.start, heads.stop)
-        stored = reused_later(compute, "rows", *kind, layers=(self,))
+        stored = reused_later(compute, "rows", count, like.dtype, factor, layers=(self,))
         part = slice(first + count - 1, last + count)
         return None if stored is None else (stored[0][:, part], stored[1][:, part])
 
@@ -231,8 +214,8 @@ def _kept_waves(count: int, dim: int, base: float, dtype: torch.dtype) -> tuple[
 
 
 def _projected(
-    waves: tuple[Float[Tensor, "N F"], Float[Tensor, "N F"]], weight: Float[Tensor, "h D C"]
-) -> tuple[Float[Tensor, "h N D"], Float[Tensor, "h N D"]]:
+    waves: tuple[Float[Tensor, "N F"], Float[Tensor, "N F"]], weight: Float[Tensor, "H D C"]
+) -> tuple[Float[Tensor, "H N D"], Float[Tensor, "H N D"]]:
     """The sines' part and the cosines' part of products with the weight."""
     sine, cosine = (wave.to(weight) for wave in waves)
     for_sines, for_cosines = weight.chunk(2, dim=-1)
@@ -240,14 +223,14 @@ def _projected(
 
 
 def _mirrored(
-    waves: tuple[Tensor, Tensor], weight: Float[Tensor, "h D C"], first: int, last: int
-) -> Float[Tensor, "h N D"]:
+    waves: tuple[Tensor, Tensor], weight: Float[Tensor, "H D C"], first: int, last: int
+) -> Float[Tensor, "H N D"]:
     """``W r(-Δ)`` at the offsets from ``first`` < 0 to ``last``, from waves of the distances."""
     odd, even = _projected(waves, weight)
     return torch.cat([(even + odd)[:, 1 : 1 - first].flip(1), (even - odd)[:, : last + 1]], dim=1)
 
 
-def _bucket(grid: Grid, rows: Float[Tensor, "h N D"]) -> Callable[[Offsets], BucketIndex]:
+def _bucket(grid: Grid, rows: Float[Tensor, "H N D"]) -> Callable[[Offsets], BucketIndex]:
     """The row of each offset; of hidden ones perhaps the last."""
     index, last = offset_index(grid), rows.shape[1] - 1
     return lambda offset: index(offset).clamp(max=last)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import InitVar, replace
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from posenc.arguments import Buckets, Count, Length, Width
 from posenc.encoding import BucketedTerms, Entry, LowRank, ScoreTerm
-from posenc.encoding.prepared import is_plain_linear, reused_later
+from posenc.encoding.prepared import reused_later
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.encodings.common.precision import (
     WideLayerNorm,
     WideLinear,
     at_least_single,
-    wide_product,
     with_zero_gradient,
 )
 from posenc.encodings.common.special_tokens import special_mask
@@ -27,19 +23,13 @@ from posenc.encodings.common.table import read_rows, require_inside
 from posenc.encodings.score.t5 import T5
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.runtime import has_values, is_transformed
+from posenc.runtime import has_values
 
 STD = 0.02
 """Standard deviation of all initial values, as in BERT."""
 
 MOST_SPECIAL = 8
 """Largest number of special tokens per row that ``lower`` corrects by low-rank columns."""
-
-ROWS = 1024
-"""Position vectors that are projected at once, if in pieces."""
-
-LARGE = 2**22
-"""Numbers in the position vectors of a call from which on they are projected in pieces."""
 
 
 class Tupe(ScoreTerm):
@@ -82,7 +72,6 @@ class Tupe(ScoreTerm):
 
     terms = 2
     by_position = True
-    lowers_heads = True
 
     dim: InitVar[Width]
     heads: Count
@@ -119,8 +108,8 @@ class Tupe(ScoreTerm):
             nn.init.normal_(self.relative.table, std=STD)
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        queries = self._project(grid.query, self.query)
-        score = scale * queries @ self._project(grid.key, self.key).mT
+        queries, keys = self._projected(grid, scale)
+        score = queries @ keys.mT
         score = score + _bias(self.special, self._relative(q, k, grid), grid.offset)
         score = with_zero_gradient(score, self.special)
         from_special, to_special = self.special.to(score).view(2, 1, self.heads, 1, 1)
@@ -131,15 +120,8 @@ class Tupe(ScoreTerm):
         return score
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        return self.lower_heads(slice(0, self.heads), q, k, grid, scale=scale)
-
-    def lower_heads(
-        self, heads: slice, q: Queries, k: Keys, grid: Grid, *, scale: float
-    ) -> StructuredTerms | None:
-        queries, keys = self._factors(grid, heads, scale)
-        special, group = self.special[:, heads], self._relative(q, k, grid)
-        if group is not None and group.table is not None:
-            group = replace(group, table=group.table[heads])
+        queries, keys = self._reused(grid, scale) or self._projected(grid, scale)
+        special, group = self.special, self._relative(q, k, grid)
         table: StructuredTerms = () if group is None else (group,)
         if grid.query.special is None and grid.key.special is None:
             if group is None or group.table is None:
@@ -161,40 +143,19 @@ class Tupe(ScoreTerm):
         """The relative part in structured form."""
         return None if self.relative is None else self.relative.lower(q, k, grid, scale=1.0)[0]
 
-    def _factors(
-        self, grid: Grid, heads: slice, scale: float
-    ) -> tuple[Float[Tensor, "b h Q D"], Float[Tensor, "b h K D"]]:
-        """Projected positions of queries, times ``scale``, and of keys."""
-        part = slice(heads.start * self.head_dim, heads.stop * self.head_dim)
-
-        def project(table: Tensor) -> tuple[Tensor, Tensor]:
-            rows = self.norm(at_least_single(table))
-            query, key = (self._outputs(x, rows, part) for x in (self.query, self.key))
-            return scale * query, key
-
-        layout, same = grid.query, grid.key is grid.query
-        factors = self._reused(grid, project, scale, heads)
-        if factors is not None:
-            return factors
-        if same and layout.start is not None and self._takes_pieces(layout.length):
-            self._require_inside(layout)
-            is_full = layout.length == len(self.positions)
-            table = self.positions if is_full else read_rows(self.positions, layout)[0]
-            queries, keys = (x.unsqueeze(0) for x in by_pieces(project, table))
-        elif same:
-            queries, keys = project(self._read(layout))
-        else:
-            queries, keys = project(self._read(layout))[0], project(self._read(grid.key))[1]
-        return self._split(queries), self._split(keys)
+    def _projected(
+        self, grid: Grid, scale: float
+    ) -> tuple[Float[Tensor, "b H Q D"], Float[Tensor, "b H K D"]]:
+        """Positions of queries through U_Q, times ``scale``, and of keys through U_K."""
+        rows = self._normalised(self._read(grid.query))
+        same = grid.key is grid.query
+        key_rows = rows if same else self._normalised(self._read(grid.key))
+        return self._split(scale * self.query(rows)), self._split(self.key(key_rows))
 
     def _reused(
-        self,
-        grid: Grid,
-        project: Callable[[Tensor], tuple[Tensor, Tensor]],
-        scale: float,
-        heads: slice,
-    ) -> tuple[Float[Tensor, "1 h Q D"], Float[Tensor, "1 h K D"]] | None:
-        """Factors cut from those of the first positions, stored while weights stay the same."""
+        self, grid: Grid, scale: float
+    ) -> tuple[Float[Tensor, "1 H Q D"], Float[Tensor, "1 H K D"]] | None:
+        """``_projected``, cut from the first positions', stored while weights stay the same."""
         sides = (grid.query, grid.key)
         if any(side.start is None for side in sides) or not has_values(self.positions):
             return None
@@ -202,45 +163,24 @@ class Tupe(ScoreTerm):
             self._require_inside(side)
         parts = [slice(side.start, (side.start or 0) + side.length) for side in sides]
         count = min(len(self.positions), 1 << max(part.stop for part in parts).bit_length())
-        if count * self.positions.shape[1] >= LARGE:
-            return None
 
-        def factors() -> list[Tensor]:
-            return [self._split(x.unsqueeze(0)) for x in project(self.positions[:count])]
+        def project() -> list[Tensor]:
+            rows = self._normalised(self.positions[:count].unsqueeze(0))
+            return [self._split(scale * self.query(rows)), self._split(self.key(rows))]
 
-        layers = (self.query, self.key, self.norm)
-        kind = (count, scale, heads.start, heads.stop, self.head_dim)
-        factor_pair = reused_later(
-            factors, "factors", *kind, layers=layers, tensors=(self.positions,)
-        )
-        if factor_pair is None:
+        layers, kind = (self.query, self.key, self.norm), (count, scale, self.head_dim)
+        stored = reused_later(project, "factors", *kind, layers=layers, tensors=(self.positions,))
+        if stored is None:
             return None
-        query, key = (x[:, :, part] for x, part in zip(factor_pair, parts, strict=True))
+        query, key = (x[:, :, part] for x, part in zip(stored, parts, strict=True))
         return query, key
 
-    def _takes_pieces(self, length: int) -> bool:
-        """True if normalised rows of all positions are too large to be kept."""
-        return (
-            has_values(self.positions)
-            and not is_transformed()
-            and length * self.positions.shape[1] >= LARGE
-        )
+    def _normalised(self, table: Float[Tensor, "b L C"]) -> Float[Tensor, "b L C"]:
+        """Layer-normalised position vectors, in float32 or better."""
+        rows: Tensor = self.norm(at_least_single(table))
+        return rows
 
-    def _outputs(
-        self, layer: nn.Module, x: Float[Tensor, "*b L C"], part: slice
-    ) -> Float[Tensor, "*b L E"]:
-        """Some of a projection's outputs, computed alone where nothing else observes the layer."""
-        is_full = part == slice(0, self.heads * self.head_dim)
-        if is_full or type(layer) is not WideLinear or not is_plain_linear(layer):
-            outputs: Tensor = layer(x)
-            return outputs[..., part]
-        return wide_product(x, layer.weight[part], layer.bias[part])
-
-    def _project(self, layout: Layout, layer: nn.Module) -> Float[Tensor, "b H L D"]:
-        """Normalised position vectors through U_Q or U_K, in float32 or better."""
-        return self._split(layer(self.norm(at_least_single(self._read(layout)))))
-
-    def _split(self, x: Float[Tensor, "b L E"]) -> Float[Tensor, "b h L D"]:
+    def _split(self, x: Float[Tensor, "b L E"]) -> Float[Tensor, "b H L D"]:
         return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
 
     def _read(self, layout: Layout) -> Float[Tensor, "b L C"]:
@@ -250,20 +190,6 @@ class Tupe(ScoreTerm):
 
     def _require_inside(self, layout: Layout) -> None:
         require_inside(layout, len(self.positions), "TUPE's table")
-
-
-def by_pieces(
-    compute: Callable[[Tensor], tuple[Tensor, ...]], x: Float[Tensor, "L C"]
-) -> tuple[Tensor, ...]:
-    """``compute(x)``, some rows at a time, of which nothing but results is kept for gradients.
-
-    Args:
-        compute: maps any rows of ``x`` to tensors of as many rows.
-        x: the rows.
-    """
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
-    pieces = [checkpoint(compute, rows, **options) for rows in torch.split(x, ROWS)]
-    return tuple(torch.cat(parts) for parts in zip(*pieces, strict=True))
 
 
 def _correct_columns(

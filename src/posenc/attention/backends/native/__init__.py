@@ -40,7 +40,6 @@ from posenc.attention.backends.native.splitting import (
     attend_heads,
     attend_with_special_tokens,
     chunks_blocks,
-    chunks_rows,
     join_keys,
     problem_of_cells,
     problems_by_band,
@@ -160,9 +159,6 @@ def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
     terms = structured_terms(problem, offsets.domain)
     if problem.softcap is not None and has_rows(terms or ()):
         return Refusal("a cap takes sums of gates, which its kernels keep apart from the logits")
-    if terms is not None and offsets.intervals is None and chunks_rows(problem):
-        how = "compiled tiles, terms of a few heads at a time (memory linear in the length)"
-        return Plan(how, partial(_attend_rows, problem, offsets))
     if terms is not None:
         how = "compiled tiles, terms read by spans of the offset (memory linear in the length)"
         return _plan_of(how, problem, offsets, terms)
@@ -252,20 +248,6 @@ def _compute_heads(
     pairs: BlockTransforms, heads: slice, q: Tensor, k: Tensor, _: slice, tokens: slice
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return pairs.compute(q, k, heads, tokens)
-
-
-def _attend_rows(problem: Problem, offsets: Offsets, *, lse: bool) -> Result:
-    score, unlowered = problem.encoding.score, replace(problem, lowered=None)
-    assert score is not None
-
-    def record(head_problem: Problem, heads: slice) -> KernelProblem:
-        terms = score.lower_heads(
-            heads, head_problem.q, head_problem.k, head_problem.grid, scale=head_problem.scale
-        )
-        assert terms is not None
-        return record_of(head_problem, offsets, terms)
-
-    return _result(problem, attend_heads(unlowered, record), (), lse=lse)
 
 
 def _run(

@@ -20,15 +20,7 @@ from posenc.attention.problem.lowering import lower, sinks_without_rows
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.record import KernelProblem
-from posenc.encoding import (
-    BlockTransforms,
-    Encoding,
-    LowRank,
-    RotatedBand,
-    Rotation,
-    StructuredScore,
-    repeat_heads,
-)
+from posenc.encoding import BlockTransforms, Encoding, RotatedBand, Rotation, repeat_heads
 from posenc.encoding.prepared import reused_of_grid
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -39,9 +31,6 @@ MANY = 2**15
 SPLITS = 2
 """Blocks of a head's queries whose gradients are summed by separate threads."""
 
-LARGE = 2**23
-"""Fewest numbers in the rows or factors of all heads for which they are computed by heads."""
-
 RecordOf = Callable[[Problem, slice], KernelProblem]
 """A function from a problem of some heads, and their slice, to its record without dropout, sinks
 and softcap."""
@@ -51,23 +40,6 @@ def chunks_blocks(form: BlockTransforms) -> bool:
     """True if the operands of all heads are too large to be held at once."""
     batch, heads, keys, _ = form.key.shape
     return batch * heads * keys >= MANY and not torch.compiler.is_compiling()
-
-
-def chunks_rows(problem: Problem) -> bool:
-    """True if a score part's rows and factors of all heads are too large to be held at once."""
-    score, terms = problem.encoding.score, problem.lowered
-    if score is None or not score.lowers_heads or problem.global_softmax is not None:
-        return False
-    if torch.compiler.is_compiling():
-        return False
-    return sum(map(_size, terms or ())) >= LARGE and problem.encoding.value is None
-
-
-def _size(term: StructuredScore) -> int:
-    """Numbers in a term's factor of the queries, or in the rows that they are multiplied by."""
-    if isinstance(term, LowRank):
-        return term.query.numel()
-    return 0 if term.left is None else term.left.rows.numel()
 
 
 def attend_heads(problem: Problem, record: RecordOf) -> tuple[Tensor, Tensor]:
