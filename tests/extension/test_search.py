@@ -116,7 +116,7 @@ def test_seeds_differ() -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "invalid JSON"), ("[]", "state of a search"), ('{"plan": 1}', "state of a search")],
+    [("{", "invalid JSON"), ("[]", "state of a search"), ('{"plan": 1}', "same plan")],
 )
 def test_a_damaged_state_is_refused(tmp_path: Path, content: str, message: str) -> None:
     state = tmp_path / "search.json"

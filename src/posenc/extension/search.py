@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from posenc.arguments import Count, Fraction, Length, check_fields, typed
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
-from posenc.errors import ArgumentError, CheckpointError
+from posenc.errors import CheckpointError
 from posenc.extension.fitting import Stretch, Trained, require_rope
 from posenc.extension.methods.ntk import ntk
 from posenc.extension.methods.yarn import yarn
@@ -83,24 +84,6 @@ class Found:
     formulas: dict[str, Tried]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchState:
-    """Contents of a search's file; a loss that was not finite is null."""
-
-    plan: SearchSettings
-    factor: float
-    length: float
-    starts: tuple[Factors, ...]
-    factors: tuple[Factors, ...] = ()
-    losses: tuple[float | None, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        pairs = {len(factors) for factors in (*self.starts, *self.factors)}
-        if len(pairs) != 1 or len(self.factors) != len(self.losses):
-            raise TypeError("factors of other pairs, or without losses")
-
-
 @typed
 def search_factors(
     encoding: Encoding,
@@ -151,21 +134,23 @@ def search_factors(
     """
     rope = require_rope(encoding, "the search", as_trained=True)
     plan = SearchSettings() if plan is None else plan
-    starts = _formulas(encoding, rope, factor, length)
-    fresh = SearchState(plan=plan, factor=factor, length=length, starts=tuple(starts.values()))
-    tried = _resumed(state, fresh)
+    formulas = _formulas(encoding, rope, factor, length)
+    starts = list(formulas.values())
+    described = {"plan": asdict(plan), "factor": factor, "length": length}
+    described["starts"] = [list(factors) for factors in starts]
+    tried = _resumed(state, described)
     if tried:
         _require_same(state, tried[0], float(loss(tried[0].factors)))
 
     def found() -> Found:
-        formulas = dict(zip(starts, tried, strict=False))
-        return Found(min(tried, key=lambda item: item.loss), len(tried), budget, formulas)
+        measured = dict(zip(formulas, tried, strict=False))
+        return Found(min(tried, key=lambda item: item.loss), len(tried), budget, measured)
 
     while len(tried) < budget:
-        individual = _propose(tried, fresh)
+        individual = _propose(tried, starts, factor, plan)
         measured = float(loss(individual))
         tried.append(Tried(individual, measured if math.isfinite(measured) else math.inf))
-        _save(state, fresh, tried)
+        _save(state, described, tried)
         if progress is not None:
             progress(found())
     return found()
@@ -186,9 +171,10 @@ def _formulas(encoding: Encoding, rope: Rope, factor: float, length: float) -> d
     return formulas
 
 
-def _propose(tried: Sequence[Tried], search: SearchState) -> Factors:
+def _propose(
+    tried: Sequence[Tried], starts: Sequence[Factors], factor: float, plan: SearchSettings
+) -> Factors:
     """The next individual, from all that were tried before its generation."""
-    starts, factor, plan = search.starts, search.factor, search.plan
     number = len(tried)
     if number < len(starts):
         return starts[number]
@@ -232,13 +218,14 @@ def _ordered(factors: Sequence[float], factor: float) -> Factors:
     return tuple(ordered)
 
 
-def _save(path: Path | str | None, search: SearchState, tried: Sequence[Tried]) -> None:
+def _save(path: Path | str | None, described: dict[str, Any], tried: Sequence[Tried]) -> None:
+    """Write the search and what was tried; a loss that was not finite is null."""
     if path is None:
         return
-    factors = tuple(item.factors for item in tried)
-    losses = tuple(None if math.isinf(item.loss) else item.loss for item in tried)
+    factors = [item.factors for item in tried]
+    losses = [None if math.isinf(item.loss) else item.loss for item in tried]
     make_folder(Path(path).parent)
-    write_json(Path(path), asdict(replace(search, factors=factors, losses=losses)))
+    write_json(Path(path), described | {"factors": factors, "losses": losses})
 
 
 def _require_same(state: Path | str | None, first: Tried, again: float) -> None:
@@ -253,23 +240,20 @@ def _require_same(state: Path | str | None, first: Tried, again: float) -> None:
         )
 
 
-def _resumed(path: Path | str | None, search: SearchState) -> list[Tried]:
+def _resumed(path: Path | str | None, described: dict[str, Any]) -> list[Tried]:
     """Individuals tried by the same search; none without a file."""
     if path is None or not Path(path).exists():
         return []
-    plain = read_json(Path(path), expected=KIND, remedy=REMEDY)
+    saved = read_json(Path(path), expected=KIND, remedy=REMEDY)
     try:
-        saved = SearchState(**(plain | {"plan": SearchSettings(**plain["plan"])}))
-    except (TypeError, KeyError, ArgumentError) as error:
+        for name, value in described.items():
+            if saved[name] != value:
+                expected, got = f"a search with the same {name}", str(saved[name])[:80]
+                raise CheckpointError(str(path), expected=expected, got=got, remedy=REMEDY)
+        factors = [tuple(map(float, individual)) for individual in saved["factors"]]
+        losses = [math.inf if loss is None else float(loss) for loss in saved["losses"]]
+        if any(len(individual) != len(described["starts"][0]) for individual in factors):
+            raise ValueError("factors of other pairs")
+        return [Tried(*pair) for pair in zip(factors, losses, strict=True)]
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
         raise CheckpointError(str(path), expected=KIND, got=error, remedy=REMEDY) from error
-    for name in ("plan", "factor", "length", "starts"):
-        value = getattr(saved, name)
-        if value != getattr(search, name):
-            raise CheckpointError(
-                str(path),
-                expected=f"a search with the same {name}",
-                got=str(value)[:80],
-                remedy=REMEDY,
-            )
-    losses = (math.inf if loss is None else loss for loss in saved.losses)
-    return [Tried(*item) for item in zip(saved.factors, losses, strict=True)]
