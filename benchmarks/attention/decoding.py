@@ -75,10 +75,6 @@ class Session:
         """The one cache."""
         return self.cache
 
-    def require_position(self, position: int, *, device: torch.device | None = None) -> None:
-        """As of the model."""
-        self.model.require_position(position, device=device)
-
     def select(self, rows: Tensor) -> Session:
         """The same for the given batch rows."""
         return self

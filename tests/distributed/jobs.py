@@ -181,7 +181,8 @@ def explanation(group: dist.ProcessGroup, name: str) -> str:
     encoding = encoding_of(name, torch.float32)
     q, k, v, x, _ = (x[:, :, index] for x in tensors(torch.float32))
     layout = encoding.observe(x[:, 0], distributed.take(Layout.sequence(LENGTH), index))
-    return str(distributed.explain(q, k, v, layout, encoding, mesh=group, causal=True))
+    grid = Grid.of(layout, causal=True)
+    return str(distributed.ContextParallel(group).explain(q, k, v, grid, encoding))
 
 
 def cached(group: dist.ProcessGroup) -> str:

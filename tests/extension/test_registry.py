@@ -69,16 +69,6 @@ def test_layers_share_what_they_shared() -> None:
     assert longer[0] is not longer[1]
 
 
-def test_layers_have_parameters_of_their_own() -> None:
-    layers = create_layers("rope", layers=3, head_dim=6)
-    longer = extend_layers(layers, "ntk", factor=9, layers={1: {"factor": 4}})
-    divisors = [cast(Rope, each.query_key).divisors for each in longer]
-    assert divisors == [(1.0, 3.0, 9.0), (1.0, 2.0, 4.0), (1.0, 3.0, 9.0)]
-    assert longer[0] is longer[2]
-    with pytest.raises(ArgumentError, match="numbers from 0 to 2"):
-        extend_layers(layers, "ntk", factor=2, layers={3: {}})
-
-
 def test_joined_names_are_applied_in_order() -> None:
     rope = create("rope", head_dim=8)
     both = extend(rope, "yarn+log_n", factor=4, length=64, alpha=0.5, beta=4)

@@ -119,9 +119,6 @@ class Drawn:
     def new_cache(self) -> Cache:
         raise NotImplementedError
 
-    def require_position(self, position: int, *, device: torch.device | None = None) -> None:
-        """Any."""
-
     def select(self, rows: Tensor) -> Drawn:
         return self
 

@@ -238,7 +238,7 @@ def test_records_serve_as_well_as_names(tmp_path: Path) -> None:
         Transformer(named.config, cross_encodings=records[:1])
 
 
-def test_a_learned_table_refuses_before_work_is_done() -> None:
+def test_a_learned_table_ends() -> None:
     given = make("learned", max_length=12).given(source())
     assert generate(given, begin(), max_new_tokens=12).shape == (3, 13)
     with pytest.raises(LengthError, match="0 to 11"):

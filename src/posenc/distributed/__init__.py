@@ -4,14 +4,7 @@
 is nothing but some tokens; ``contiguous`` and ``balanced`` say which.
 """
 
-from posenc.distributed.api import (
-    FORMS,
-    ContextParallel,
-    FormExplanation,
-    attend,
-    explain,
-    sum_gradients,
-)
+from posenc.distributed.api import FORMS, ContextParallel, FormExplanation, attend, sum_gradients
 from posenc.distributed.models import parallelize
 from posenc.distributed.shards import balanced, contiguous, take
 
@@ -22,7 +15,6 @@ __all__ = [
     "attend",
     "balanced",
     "contiguous",
-    "explain",
     "parallelize",
     "sum_gradients",
     "take",

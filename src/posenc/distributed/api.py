@@ -174,7 +174,7 @@ class ContextParallel:
             "form",
             expected="one that can serve this call",
             got=f"{self.form!r}, which cannot, because {refusals[self.form]}",
-            remedy="Use form='auto', and explain(...) to see what it takes.",
+            remedy="Use form='auto', and ContextParallel(mesh).explain(…) to see what it takes.",
         )
 
 
@@ -217,7 +217,7 @@ def attend(
         form: ``"gather"`` gathers keys and values, ``"ring"`` passes them from rank to rank, so
             that no rank ever has more than two ranks' keys, ``"heads"`` gives every rank some
             heads of all tokens (Ulysses); ``"auto"`` takes the ring where each pair depends on its
-            two tokens alone, else gathers, as ``explain`` tells.
+            two tokens alone, else gathers, as ``ContextParallel.explain`` tells.
         key_layout: of this rank's keys; ``layout`` by default.
         backend, scale: see ``posenc.attend``.
         dropout: probability of dropping an attention weight. The mask depends on the tokens' order
@@ -233,29 +233,6 @@ def attend(
     """
     grid = Grid(layout, layout if key_layout is None else key_layout, causal, window)
     return ContextParallel(mesh, axis, form)(q, k, v, grid, encoding, **options)
-
-
-def explain(
-    q: Float[Tensor, "B H L D"],
-    k: Float[Tensor, "B G K D"],
-    v: Float[Tensor, "B G K E"],
-    layout: Layout,
-    encoding: Encoding,
-    *,
-    mesh: DeviceMesh | dist.ProcessGroup,
-    axis: str | int | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    form: str = "auto",
-    key_layout: Layout | None = None,
-    **options: Unpack[Options],
-) -> FormExplanation:
-    """Explain which form ``attend`` takes for the same arguments. All ranks have to call it.
-
-    Raises: as ``attend``.
-    """
-    grid = Grid(layout, layout if key_layout is None else key_layout, causal, window)
-    return ContextParallel(mesh, axis, form).explain(q, k, v, grid, encoding, **options)
 
 
 @torch.no_grad()

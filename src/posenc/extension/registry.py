@@ -59,7 +59,6 @@ def extend_layers(
     *,
     factor: float | None = None,
     length: float | None = None,
-    layers: Mapping[int, Mapping[str, Any]] | None = None,
     **options: object,
 ) -> list[Encoding]:
     """Extend the encodings of all layers; layers that shared one still do.
@@ -67,34 +66,15 @@ def extend_layers(
     Args:
         encodings: of each layer.
         name, factor, length, options: as for ``extend``.
-        layers: number of a layer (from 0) → overrides of ``factor``, ``length`` and options. Such a
-            layer shares with none.
 
-    Raises: as ``extend``; also ArgumentError for a layer that does not exist.
+    Raises: as ``extend``.
     """
     encodings = check("encodings", Sequence[Encoding], encodings)
-    layers = check("layers", Mapping | None, layers, None) or {}
-    for number, changes in layers.items():
-        check(f"layers[{number!r}]", Mapping, changes)
-        is_integer = isinstance(number, int) and not isinstance(number, bool)
-        if not (is_integer and 0 <= number < len(encodings)):
-            raise ArgumentError(
-                "layers",
-                expected=f"numbers from 0 to {len(encodings) - 1}",
-                got=repr(number),
-                remedy="Layers are counted from 0.",
-            )
-    common: dict[str, Any] = {"factor": factor, "length": length} | options
-    shared: dict[int, Encoding] = {}
-    stretched = []
-    for number, encoding in enumerate(encodings):
-        if number in layers:
-            stretched.append(extend(encoding, name, **(common | dict(layers[number]))))
-            continue
-        if id(encoding) not in shared:
-            shared[id(encoding)] = extend(encoding, name, **common)
-        stretched.append(shared[id(encoding)])
-    return stretched
+    extended = {
+        id(encoding): extend(encoding, name, factor=factor, length=length, **options)
+        for encoding in dict.fromkeys(encodings)
+    }
+    return [extended[id(encoding)] for encoding in encodings]
 
 
 def applicable(encoding: Encoding) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -125,10 +124,6 @@ class Decoder(SavedModel[DecoderConfig]):
     def select(self, rows: Int[Tensor, " rows"]) -> Decoder:
         """The model for the given batch rows: itself."""
         return self
-
-    def require_position(self, position: int, *, device: torch.device | None = None) -> None:
-        """Require that the encoding can represent a position; see ``Blocks``."""
-        self.blocks.require_position(self.embedding, position, device=device)
 
 
 def in_segments(

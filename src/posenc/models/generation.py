@@ -30,8 +30,6 @@ class LanguageModel(Protocol):
 
     def new_cache(self) -> Cache: ...
 
-    def require_position(self, position: int, *, device: torch.device | None = None) -> None: ...
-
     def select(self, rows: Tensor) -> LanguageModel: ...
 
 
@@ -117,9 +115,10 @@ def generate(
 
     Raises:
         ArgumentError: for an empty prompt, a negative count, or padding on the right.
-        LengthError: if the encoding cannot represent the last position.
+        LengthError: when the encoding cannot represent the next position.
     """
-    layout = check_prompt(model, prompt, layout, max_new_tokens, cached=cached)
+    layout = check_prompt(model, prompt, layout, max_new_tokens)
+    check("cached", bool, cached)
     check("stop_token", Natural | None, stop_token, None)
     sampling = Greedy() if sampling is None else sampling
     if not isinstance(sampling, Greedy | Sample):
@@ -145,17 +144,12 @@ def generate(
 
 
 def check_prompt(
-    model: LanguageModel,
-    prompt: Tensor,
-    layout: Layout | None,
-    max_new_tokens: int,
-    *,
-    cached: bool,
+    model: LanguageModel, prompt: Tensor, layout: Layout | None, max_new_tokens: int
 ) -> Layout:
     """The layout of a valid prompt.
 
     Raises:
-        ArgumentError, LengthError: as ``generate``.
+        ArgumentError: as ``generate``.
     """
     remedy = "Start with at least one token, in rows of one length."
     require_tensor("prompt", prompt, ("B", "L"), INTEGERS, remedy=remedy)
@@ -165,7 +159,6 @@ def check_prompt(
         got, remedy = type(model).__name__, "Use a Decoder, or transformer.given(source)."
         raise ArgumentError("model", expected="a LanguageModel", got=got, remedy=remedy)
     check("max_new_tokens", Natural, max_new_tokens)
-    check("cached", bool, cached)
     check("layout", Layout | None, layout, None)
     if layout is None:
         layout = Layout.sequence(prompt.shape[1], device=prompt.device)
@@ -176,10 +169,6 @@ def check_prompt(
             got="padding",
             remedy="Pad on the left: Layout.padded(lengths, side='left').",
         )
-    if max_new_tokens > 1:
-        # the last new token is not fed back
-        last = int(layout.positions[:, -1].max()) + max_new_tokens - 1
-        model.require_position(last, device=layout.device)
     return layout
 
 
@@ -250,7 +239,8 @@ def beam_search(
     check("beams", Count, beams)
     check("stop_token", Natural, stop_token)
     check("length_penalty", float, length_penalty)
-    layout = check_prompt(model, prompt, layout, max_new_tokens, cached=cached)
+    check("cached", bool, cached)
+    layout = check_prompt(model, prompt, layout, max_new_tokens)
     rows, longest = prompt.shape[0], prompt.shape[1] + max_new_tokens
     cache = model.new_cache() if cached else None
     tokens, part, where = prompt, prompt, layout

@@ -242,25 +242,6 @@ class Blocks(nn.ModuleList):
             x = block(x, layout, cache=layer_cache, context=context)
         return x
 
-    @torch.no_grad()
-    def require_position(
-        self, embedding: nn.Embedding, position: int, *, device: torch.device | None = None
-    ) -> None:
-        """Require that the first encoding can represent a position.
-
-        Args:
-            device: of the tokens; that of ``embedding`` by default (not defined if offloaded).
-
-        Raises:
-            LengthError: from the encoding, with the remedy.
-        """
-        weight = embedding.weight
-        device = weight.device if device is None else device
-        layout = Layout.sequence(1, position, device=device)
-        token = torch.zeros(1, 1, dtype=torch.int64, device=device)
-        vector = torch.zeros(1, 1, weight.shape[1], dtype=weight.dtype, device=device)
-        self.encodings[0].embed(vector, layout, tokens=token)
-
 
 def embed(
     encoding: Encoding,

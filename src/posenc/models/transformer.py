@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -234,11 +233,6 @@ class Given:
     def new_cache(self) -> Cache:
         """An empty cache."""
         return Cache(len(self.contexts))
-
-    def require_position(self, position: int, *, device: torch.device | None = None) -> None:
-        """Require that the decoder's encoding can represent a target position; as ``Decoder``."""
-        embedding = self.model.target_embedding
-        self.model.decoder.require_position(embedding, position, device=device)
 
     def select(self, rows: Int[Tensor, " rows"]) -> Given:
         """The decoder conditioned on the given source rows, possibly repeated."""

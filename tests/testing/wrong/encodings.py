@@ -147,12 +147,8 @@ def calls_of_encodings() -> tuple[Call, ...]:
                 "encodings": any_of(not_a(but=MANY), lambda s: [not_a()(s)]),
                 "name": not_a(),
                 "factor": real(above=1.0 - 1e-9),
-                "layers": any_of(
-                    not_a(optional=True, but=(dict,)),
-                    some(({1: {}}, {-1: {}}, {"0": {}}, {0: {"factr": 2}}, {0: 3}, {True: {}})),
-                ),
             },
-            {"name": ("method",), "encodings": ("encoding",), "layers": ("option",)},
+            {"name": ("method",), "encodings": ("encoding",)},
         ),
         Call("applicable", applicable, lambda: {"encoding": rope()}, {"encoding": not_a()}),
         Call(

@@ -114,9 +114,6 @@ class Finder(nn.Module):
         self.config, self.embedding = model.config, model.embedding
         self.encodings = model.encodings
 
-    def require_position(self, position: int) -> None:
-        return None
-
     def forward(self, tokens: Tensor) -> Tensor:
         logits = torch.zeros(*tokens.shape, 256)
         logits[..., needles.FIRST] = 1.0
