@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-from posenc import create, create_layers
+from posenc import Encoding, Grid, Layout, attend, create, create_layers
 
 DEVIATIONS: list[tuple[str, dict[str, Any], tuple[str, ...], float]] = [
     ("abacus", {"dim": 50, "places": 200}, ("embedding.table",), 1.0),
@@ -62,3 +63,12 @@ def test_what_layers_share(name: str, shared: str | None, own: str | None) -> No
     for path, count in ((shared, 1), (own, 3)):
         if path is not None:
             assert len({id(layer.get_submodule(path)) for layer in layers}) == count
+
+
+@pytest.mark.parametrize("name", ["irpe@on=qkv", "decomposed2d", "cope"])
+def test_starts_as_attention_without_positions(name: str) -> None:
+    encoding = create(name, heads=2, head_dim=4)
+    q, k, v = torch.randn(3, 1, 2, 6, 4)
+    layout = Layout.sequence(6) if name == "cope" else Layout.image(2, 3)
+    grid = Grid.of(layout, causal=name == "cope")
+    torch.testing.assert_close(attend(q, k, v, grid, encoding), attend(q, k, v, grid, Encoding()))

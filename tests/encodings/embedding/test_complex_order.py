@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from posenc import Layout
 from posenc.encodings.embedding.complex_order import ENTRY, ComplexOrder, Shared
@@ -170,19 +169,6 @@ def test_laws_with_tables_a_word(shared: Shared, law: str) -> None:
 def test_complex_dtypes_stay(dtype: torch.dtype) -> None:
     x = torch.ones(1, 2, 3, dtype=dtype)
     assert ComplexOrder(dim=6)(x, Layout.sequence(2)).dtype == dtype
-
-
-def test_compiled_equals_eager() -> None:
-    encoding = make("none", phase=True)
-    tokens = torch.arange(5).unsqueeze(0)
-
-    def run(x: Tensor) -> Tensor:
-        output: Tensor = encoding(x, Layout.sequence(5), tokens=tokens)
-        return output
-
-    torch._dynamo.reset()
-    x = torch.randn(1, 5, 6, dtype=torch.float64)
-    torch.testing.assert_close(torch.compile(run, backend="eager", fullgraph=True)(x), run(x))
 
 
 def test_bad_inputs() -> None:

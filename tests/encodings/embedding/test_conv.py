@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from posenc import Layout
 from posenc.attention import LayerCache
 from posenc.encoding import Encoding
 from posenc.encodings.embedding.conv import Conv
-from posenc.errors import ArgumentError
 
 
 def made(**options: Any) -> Conv:
@@ -173,18 +171,6 @@ def test_a_ring_of_two_axes_is_shift_equivariant() -> None:
     torch.testing.assert_close(shifted, expected.flatten(1, 2))
 
 
-@pytest.mark.parametrize("kernel", [1, 2, 5])
-def test_in_chunks_it_reads_what_the_cache_kept(kernel: int) -> None:
-    encoding = Encoding.of(made(kernel=kernel, causal=True))
-    x = torch.randn(2, 11, 4, dtype=torch.float64)
-    cache, parts, start = LayerCache(), [], 0
-    for size in (1, 1, 4, 2, 3):
-        chunk = x[:, start : start + size]
-        parts.append(cache.embed(encoding, chunk, Layout.sequence(size, start)))
-        start += size
-    torch.testing.assert_close(torch.cat(parts, dim=1), encoding.embed(x, Layout.sequence(11)))
-
-
 def test_a_truncated_cache_drops_the_graph() -> None:
     encoding, cache = Encoding.of(made(causal=True)), LayerCache()
     for start in (0, 4):
@@ -204,35 +190,3 @@ def test_never_reads_a_later_token_out_of_order() -> None:
     changed[:, 0] = 100.0
     encoding = made(causal=True)
     torch.testing.assert_close(encoding(changed, layout)[:, 1:], encoding(x, layout)[:, 1:])
-
-
-def test_starts_as_the_authors_do() -> None:
-    torch.manual_seed(0)
-    encoding = Conv(dim=4096, axes=2)
-    assert encoding.weight.std().item() == pytest.approx(math.sqrt(2 / 9), rel=0.02)
-    assert encoding.bias.abs().max() == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_keeps_the_dtype(dtype: torch.dtype) -> None:
-    x = torch.randn(2, 5, 4, dtype=dtype)
-    for layout in (Layout.sequence(5), irregular(5)):
-        assert Conv(dim=4)(x, layout).dtype == dtype
-
-
-@pytest.mark.parametrize(
-    ("encoding", "layout"),
-    [
-        (Conv(dim=4), Layout.image(3, 3)),
-        (Conv(dim=4, axes=2), Layout.sequence(9)),
-        (Conv(dim=4, axes=2), Layout.image(3, 3).slice(0, 6)),
-    ],
-)
-def test_needs_a_sequence_or_a_whole_image(encoding: Conv, layout: Layout) -> None:
-    with pytest.raises(ArgumentError, match="layout"):
-        encoding(torch.zeros(1, layout.length, 4), layout)
-
-
-def test_refuses_another_width() -> None:
-    with pytest.raises(ArgumentError, match="width 4"):
-        Conv(dim=4)(torch.zeros(1, 3, 5), Layout.sequence(3))

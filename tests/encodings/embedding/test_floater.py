@@ -15,7 +15,7 @@ from posenc import Layout
 from posenc.encodings.embedding import floater
 from posenc.encodings.embedding.floater import ENTRY, Floater, Method
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
-from posenc.errors import ArgumentError, LengthError
+from posenc.errors import ArgumentError
 from posenc.models import Decoder, DecoderConfig
 from posenc.testing import LAWS, Subject
 from tests.encodings.floaters import count_evaluations, make
@@ -284,10 +284,3 @@ def test_autograd_saves_no_state_of_fixed_steps(method: Method) -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         make(dim=4, method=method, start="random").path(torch.tensor([[640.0]]).double())
     assert sum(saved) < 100  # of indexing, casting and the rotation
-
-
-def test_times_too_far_to_be_reached_step_by_step_are_refused() -> None:
-    """Seconds since 1970 would take 1.7 billion steps."""
-    layout = Layout.at(torch.tensor([1_700_000_000, 1_700_000_001]))
-    with pytest.raises(LengthError, match=r"positions: expected up to 1048576 steps.*Subtract"):
-        Floater(dim=4).forward(torch.zeros(1, 2, 4), layout)

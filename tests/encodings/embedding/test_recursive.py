@@ -22,7 +22,6 @@ from posenc.encodings.embedding.recursive import (
     StepKind,
 )
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
-from posenc.errors import LengthError
 from posenc.testing import LAWS, Subject
 from tests.support.exhaustive import kept_in_suite
 from tests.testing.test_laws import OF_ATTENTION
@@ -285,22 +284,9 @@ def test_laws_of_the_other_steps(kind: StepKind, law: str) -> None:
     LAWS[law](Subject.of_entry("recursive", ENTRY, step=kind))
 
 
-def test_a_recurrent_unit_ends_where_steps_would_fill_memory() -> None:
-    encoding = Recursive(dim=4, step="gru")
-    with pytest.raises(LengthError, match="0 to 1048576"):
-        encoding(torch.zeros(1, 1, 4), Layout.at(torch.tensor([2**20 + 1])))
-
-
 def test_padding_stands_nowhere() -> None:
     """Left padding is at negative positions, which do not exist; it reads position 0."""
     encoding = make("linear")
     layout = Layout.padded([2, 4], side="left")
     got = encoding.table(layout)
     torch.testing.assert_close(got[0, 2:], first(encoding, 2), rtol=1e-9, atol=1e-9)
-
-
-def test_positions_below_0_are_refused() -> None:
-    x = torch.zeros(1, 2, 6)
-    for layout in (Layout.sequence(2, start=-1), Layout.at(torch.tensor([0.0, -0.5]))):
-        with pytest.raises(LengthError, match="0 or more"):
-            Recursive(dim=6)(x, layout)

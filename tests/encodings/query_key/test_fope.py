@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import Encoding, Grid, Layout, attend, create_layers
+from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.fope import Fope
 from posenc.encodings.query_key.p_rope import PRope
 from posenc.testing.oracles import attention_by_loops
@@ -118,11 +118,6 @@ def test_the_official_size_and_spread() -> None:
     assert not list(fope.parameters())
     assert "coefficients" in fope.state_dict()
     assert isinstance(Fope(heads=1, head_dim=8, learned=True).coefficients, torch.nn.Parameter)
-
-
-def test_layers_draw_their_own() -> None:
-    first, second = create_layers("fope", layers=2, dim=16, heads=2)
-    assert not torch.equal(first.query_key.coefficients, second.query_key.coefficients)  # type: ignore[union-attr,arg-type]
 
 
 def test_autocast_keeps_the_series() -> None:

@@ -16,7 +16,6 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as lla
 
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.rope import Rope
-from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops, rotate_by_loops
 from tests.encodings.grids import GRIDS, inputs
 from tests.support.exhaustive import in_turn
@@ -132,23 +131,7 @@ def test_double_backward() -> None:
     torch.autograd.gradgradcheck(lambda x: rope(x, x, grid)[0], (x,))
 
 
-def test_learned_frequencies_start_at_the_fixed_ones() -> None:
-    x = torch.randn(1, 2, 5, 8)
-    grid = Grid.of(Layout.sequence(5))
-    learned = Rope(head_dim=8, learned=True)
-    torch.testing.assert_close(learned(x, x, grid)[0], Rope(head_dim=8)(x, x, grid)[0])
-    learned(x, x, grid)[0].sum().backward()
-    assert learned.log_frequencies is not None
-    assert learned.log_frequencies.grad is not None
-
-
 def test_one_head() -> None:
     """Liger #342: a single head."""
     x = torch.randn(1, 1, 3, 8)
     assert Rope(head_dim=8)(x, x, Grid.of(Layout.sequence(3)))[0].shape == x.shape
-
-
-def test_another_head_width_is_refused() -> None:
-    x = torch.randn(1, 1, 3, 8)
-    with pytest.raises(ArgumentError, match="head width 16"):
-        Rope(head_dim=16)(x, x, Grid.of(Layout.sequence(3)))

@@ -10,7 +10,6 @@ import torch
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.query_key.rope2d import Rope2d
 from posenc.encodings.query_key.rope_mixed import RopeMixed
-from posenc.errors import ArgumentError
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import inputs
 from tests.encodings.image_grids import IMAGES, rotate_axes_by_loops
@@ -67,9 +66,3 @@ def test_axial_frequencies_make_it_axial() -> None:
     grid = Grid.of(Layout.image(3, 4, prefix=1))
     q, k = torch.randn(1, 2, 13, 8), torch.randn(1, 2, 13, 8)
     torch.testing.assert_close(mixed(q, k, grid), axial(q, k, grid))
-
-
-def test_other_heads_are_refused() -> None:
-    x = torch.randn(1, 4, 4, 8)
-    with pytest.raises(ArgumentError, match="heads 3, as the encoding has"):
-        RopeMixed(heads=3, head_dim=8)(x, x, Grid.of(Layout.image(2, 2)))

@@ -14,7 +14,6 @@ from posenc.attention import LayerCache
 from posenc.attention.extra.linear import LinearAttention
 from posenc.encodings.query_key.rope import Rope
 from posenc.encodings.query_key.rope_pp import RopePp
-from posenc.errors import ArgumentError
 from posenc.extension import extend
 from posenc.testing.oracles import LogitRule, attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
@@ -113,11 +112,3 @@ def test_linear_attention_shares_queries() -> None:
     layer = LinearAttention(dim=32, heads=4, encoding=create("rope_pp", head_dim=8))
     assert layer.query.out_features == layer.key.out_features == 16
     assert layer(torch.randn(2, 5, 32), Layout.sequence(5)).shape == (2, 5, 32)
-
-
-def test_an_odd_number_of_heads() -> None:
-    with pytest.raises(ArgumentError, match="multiple of 2"):
-        Attention(dim=24, heads=3, encoding=create("rope_pp", head_dim=8))
-    x = torch.randn(1, 3, 5, 8)
-    with pytest.raises(ArgumentError, match="repeat_interleave"):
-        RopePp(head_dim=8)(x, x, Grid.of(Layout.sequence(5)))

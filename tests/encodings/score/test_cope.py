@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encodings.score.cope import Cope
-from posenc.errors import ArgumentError
 from tests.encodings.grids import GRIDS, inputs
 
 CAUSAL = {name: grid for name, grid in GRIDS.items() if grid.causal}
@@ -127,16 +125,3 @@ def test_queries_that_overflowed_give_nan(backend: str, number: float) -> None:
     assert output[:, :, 1].isnan().any()
     others = torch.arange(q.shape[2]) != 1
     torch.testing.assert_close(output[:, :, others], clean[:, :, others])
-
-
-def test_starts_as_attention_without_positions() -> None:
-    q, k, v = inputs(GRIDS["causal"])
-    fresh = posenc.create("cope", head_dim=8)
-    torch.testing.assert_close(
-        attend(q, k, v, GRIDS["causal"], fresh), attend(q, k, v, GRIDS["causal"], Encoding())
-    )
-
-
-def test_needs_a_causal_layer() -> None:
-    with pytest.raises(ArgumentError, match="causal"):
-        posenc.Attention(dim=16, heads=2, encoding=posenc.create("cope", head_dim=8))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import pytest
@@ -88,11 +87,3 @@ def test_the_same_distance_may_weigh_differently() -> None:
     grid = Grid(Layout.sequence(1, start=1), Layout.sequence(1), causal=True)
     one = torch.ones(1, 3, 1, 2, dtype=torch.float64)
     assert not torch.allclose(dape(one, one, grid, scale=1.0), dape(one, -one, grid, scale=1.0))
-
-
-def test_starts_as_the_network_is_drawn() -> None:
-    dape = Dape(heads=64)
-    assert dape.input.weight.abs().max() <= 1 / math.sqrt(128)
-    before = [p.clone() for p in dape.parameters()]
-    dape.reset_parameters()
-    assert all(not torch.equal(p, q) for p, q in zip(before, dape.parameters(), strict=True))

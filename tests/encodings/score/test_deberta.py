@@ -104,10 +104,6 @@ def test_a_number_by_hand() -> None:
     assert scores == [[3 * 400 + 5 * 40, 3 * 200 + 5 * 80], [3 * 800 + 5 * 20, 3 * 400 + 5 * 40]]
 
 
-def test_default_scale_counts_three_terms() -> None:
-    assert Encoding(score=make()).default_scale(12) == pytest.approx(1 / 6)
-
-
 def test_position_to_content_reads_the_offset_from_the_key() -> None:
     """METHODS: the third term reads δ(j, i); released code reads δ(i, j) there."""
     grid = Grid.of(Layout.sequence(4))
@@ -313,15 +309,6 @@ def test_borrowed_projections_must_be_there_and_fit() -> None:
     posenc.Attention(dim=12, heads=3, encoding=Encoding(score=part))
     with pytest.raises(ArgumentError, match="other layer"):
         posenc.Attention(dim=12, heads=3, encoding=Encoding(score=part))
-
-
-def test_layers_share_embeddings_but_not_projections() -> None:
-    layers = posenc.create_layers("deberta", layers=3, dim=12, heads=3, normalize=True)
-    parts = [layer.score for layer in layers]
-    assert len({id(part.relative) for part in parts}) == 1  # type: ignore[union-attr]
-    assert len({id(part.query) for part in parts}) == 3  # type: ignore[union-attr]
-    normal = parts[0].relative()  # type: ignore[union-attr, operator]
-    torch.testing.assert_close(normal.mean(-1), torch.zeros(1024), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("projections", ["own", "content"])

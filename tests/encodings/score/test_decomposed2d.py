@@ -177,11 +177,3 @@ def test_unchecked_offsets_outside_become_nan_not_a_neighbour(
     found.nan_to_num().sum().backward()
     assert q.grad.isfinite().all()
     assert all(table.grad.isfinite().all() for table in made.parameters())
-
-
-def test_it_starts_as_plain_attention() -> None:
-    q = torch.randn(1, 2, 6, 4)
-    grid = Grid.of(Layout.image(2, 3))
-    first, second = posenc.create_layers("decomposed2d", layers=2, head_dim=4)
-    assert first.score is not second.score
-    torch.testing.assert_close(attend(q, q, q, grid, first), attend(q, q, q, grid, Encoding()))

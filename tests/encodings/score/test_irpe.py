@@ -11,9 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.encoding import BucketedTerms
 from posenc.encodings.score.irpe import Method, Piecewise, buckets_of, irpe
 from tests.support.exhaustive import in_turn
 
@@ -143,43 +141,6 @@ def test_equals_loops(grid: Grid, method: Method, mode: str, on: str, shared: bo
     torch.testing.assert_close(found.detach(), expected)
 
 
-@pytest.mark.parametrize("on", ["k", "q", "qk"])
-@pytest.mark.parametrize("mode", ["contextual", "bias"])
-@pytest.mark.parametrize("method", METHODS)
-def test_lowered_scores_are_the_definition(method: Method, mode: str, on: str) -> None:
-    grid = GRIDS["two images"]
-    score = make(method, mode=mode, on=on).score
-    q, k, _ = draw(grid)
-    groups = score.lower(q, k, grid, scale=0.3)
-    assert len(groups) == (2 if method == "cross" else 1)
-    dense = torch.zeros(2, 3, 4, 3, dtype=torch.float64)
-    for group in groups:
-        assert isinstance(group, BucketedTerms)
-        bucket = group.bucket(grid.offset)[0]
-        if group.table is not None:
-            dense = dense + group.table[:, bucket]
-        for i in range(4):
-            for j in range(3):
-                n = bucket[i, j]
-                if group.left is not None:
-                    dense[..., i, j] += (group.left.tokens[:, :, i] * group.left.rows[:, n]).sum(-1)
-                if group.right is not None:
-                    right = group.right
-                    dense[..., i, j] += (right.tokens[:, :, j] * right.rows[:, n]).sum(-1)
-    torch.testing.assert_close(dense, score(q, k, grid, scale=0.3).expand_as(dense))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_lowered_values_are_the_definition(method: Method) -> None:
-    grid = GRIDS["two images"]
-    value = make(method, on="v", shared_heads=False).value
-    weights = torch.rand(2, 3, 4, 3, dtype=torch.float64)
-    group = value.lower(grid)
-    rows = group.value[:, group.bucket(grid.offset)[0]]
-    dense = torch.einsum("bhqk,hqkd->bhqd", weights, rows)
-    torch.testing.assert_close(value(weights, grid), dense)
-
-
 def test_heads_may_share_keys() -> None:
     encoding, grid = make(on="qk", heads=4, head_dim=8), Grid.of(Layout.image(3, 4))
     q, k, v = (torch.randn(2, heads, 12, 8, dtype=torch.float64) for heads in (4, 2, 2))
@@ -242,16 +203,3 @@ def test_buckets_fill_their_range_and_mirror(method: Method) -> None:
         assert sorted(set(index.tolist())) == list(range(buckets.count))
         rows = torch.arange(buckets.count).reshape(1, -1)
         assert buckets.reverse(rows)[0, index].equal(buckets.of(-offsets))
-
-
-def test_it_starts_as_plain_attention() -> None:
-    grid = GRIDS["image"]
-    q, k, v = draw(grid)
-    encoding = irpe(heads=3, head_dim=4, on="qkv").double()
-    torch.testing.assert_close(attend(q, k, v, grid, encoding), attend(q, k, v, grid, Encoding()))
-
-
-def test_each_layer_has_its_own_tables() -> None:
-    first, second = posenc.create_layers("irpe", layers=2, heads=2, head_dim=8)
-    assert first.score is not second.score
-    assert first.score.keys[0].shape == (1, 50, 8)

@@ -7,9 +7,7 @@ import math
 import pytest
 import torch
 
-import posenc
 from posenc import Grid, Layout
-from posenc.encodings.score.alibi import geometric_slopes
 from posenc.encodings.score.kerple import Kerple
 from posenc.errors import ArgumentError
 
@@ -48,15 +46,6 @@ def test_a_number_by_hand() -> None:
     # -0.5 · log(1 + 0.3 · 10) = -0.5 · log 4 = -log 2
     value = make("log").bias(torch.tensor([-10.0]))[0, 0]
     assert value.item() == pytest.approx(-math.log(2), rel=1e-6)
-
-
-def test_power_with_exponent_one_and_alibis_slopes_is_alibi() -> None:
-    offsets = torch.arange(-2000.0, 2000.0)
-    kerple = Kerple(heads=6, kernel="power")
-    kerple.set_kernel(torch.tensor(geometric_slopes(6)), torch.ones(6))
-    alibi = posenc.create("alibi", heads=6).score
-    assert alibi is not None
-    torch.testing.assert_close(kerple.bias(offsets), alibi.bias(offsets), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kernel", ["log", "power"])

@@ -12,7 +12,6 @@ from transformers.models.swin import modeling_swin
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.encoding import BucketedTerms
 from posenc.encodings.common.window import Window
 from posenc.encodings.score.swin import Swin
 from posenc.errors import LengthError
@@ -163,20 +162,6 @@ def test_equals_loops(grid: Grid) -> None:
                 assert found[b, :, i, j].equal(expected)
 
 
-def test_lowered_whole_images_are_the_definition() -> None:
-    swin = Swin(heads=3, window=(4, 5))
-    grid = Grid(Layout.image(3, 5), Layout.image(4, 2))
-    (group,) = swin.lower(torch.zeros(1, 3, 15, 4), torch.zeros(1, 3, 8, 4), grid, scale=1.0)
-    assert isinstance(group, BucketedTerms)
-    assert group.table is not None
-    dense = group.table[:, group.bucket(grid.offset)].transpose(0, 1)
-    torch.testing.assert_close(dense, bias(swin, grid))
-    special = Grid.of(Layout.image(3, 5, prefix=1))
-    assert (
-        swin.lower(torch.zeros(1, 3, 16, 4), torch.zeros(1, 3, 16, 4), special, scale=1.0) is None
-    )
-
-
 @pytest.mark.parametrize(
     "layout",
     [
@@ -225,11 +210,3 @@ def test_unchecked_offsets_outside_become_nan_not_a_neighbour(
         [False, False, False],
         [True, False, False],
     ]
-
-
-def test_initial_values_and_a_table_a_layer() -> None:
-    torch.manual_seed(0)
-    first, second = posenc.create_layers("swin", layers=2, heads=8)
-    assert first.score is not second.score
-    assert first.score.table.shape == (8, 13 * 13)
-    assert first.score.table.std().item() == pytest.approx(0.02, rel=0.1)

@@ -10,9 +10,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.attention import LayerCache
-from posenc.encoding import BucketedTerms, LowRank
-from posenc.encodings.score import transformer_xl as module
+from posenc.encoding import LowRank
 from posenc.encodings.score.transformer_xl import TransformerXL
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
@@ -112,18 +110,6 @@ def test_far_positions_keep_their_accuracy() -> None:
     torch.testing.assert_close(*scores)
 
 
-def test_segment_memory_carries_keys_with_their_layout() -> None:
-    """Segment by segment with a memory equals one pass."""
-    layer = posenc.Attention(
-        dim=16, heads=2, encoding=Encoding(score=make(dim=16, heads=2)), causal=True
-    )
-    layer = layer.double().eval()
-    x = torch.randn(1, 12, 16, dtype=torch.float64)
-    memory = LayerCache()
-    segments = [layer(x[:, s : s + 4], Layout.sequence(4, s), cache=memory) for s in (0, 4, 8)]
-    torch.testing.assert_close(torch.cat(segments, dim=1), layer(x, Layout.sequence(12)))
-
-
 def test_offsets_are_not_clipped() -> None:
     part = make().requires_grad_(False)
     q, k, _ = inputs(GRIDS["one token"])
@@ -134,38 +120,6 @@ def test_offsets_are_not_clipped() -> None:
     ]
     assert not torch.allclose(scores[0], scores[1])
     assert not torch.allclose(scores[1], scores[2])
-
-
-def test_layers_share_biases_but_not_projections() -> None:
-    first, second, third = posenc.create_layers("transformer_xl", layers=3, dim=16, heads=2)
-    parts = [layer.score for layer in (first, second, third)]
-    assert all(isinstance(part, TransformerXL) for part in parts)
-    assert len({id(part.biases) for part in parts}) == 1  # type: ignore[union-attr]
-    assert len({id(part.weight) for part in parts}) == 3  # type: ignore[union-attr]
-
-
-def test_initial_values() -> None:
-    part = TransformerXL(dim=64, heads=8, head_dim=64)
-    for parameter in part.parameters():
-        assert parameter.std().item() == pytest.approx(0.02, rel=0.15)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_rows_of_many_distances_are_computed_a_piece_at_a_time(
-    causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    part, q = make(), torch.randn(1, 6, 20, 8, dtype=torch.float64)
-    grid = Grid.of(Layout.sequence(20), causal=causal)
-    found = []
-    for kept in (4096, 7):
-        monkeypatch.setattr(module, "KEPT", kept)
-        terms = part.lower(q, q, grid, scale=0.5)
-        assert terms is not None
-        assert isinstance(terms[0], BucketedTerms)
-        assert terms[0].left is not None
-        rows = terms[0].left.rows
-        found.append((rows, *torch.autograd.grad(rows.sin().sum(), part.weight)))
-    torch.testing.assert_close(*found)
 
 
 def test_hooks_of_the_biases_are_seen_beside_kept_products() -> None:

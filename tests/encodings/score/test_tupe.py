@@ -10,11 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.encoding import BucketedTerms, StructuredScore
 from posenc.encodings.score.tupe import Tupe
-from posenc.errors import LengthError
 from posenc.testing.oracles import attention_by_loops, t5_bucket_by_loops
 from tests.encodings.grids import GRIDS, inputs
 from tests.support.exhaustive import in_turn
@@ -204,20 +202,3 @@ def test_equals_the_authors_form_of_the_special_values() -> None:
     torch.testing.assert_close(scores[:, 0], (products[0] + others[0])[:, None].expand(6, 6))
     torch.testing.assert_close(scores[:, 1:, 0], (products[1] + others[1])[:, None].expand(6, 5))
     assert not (part.relative.bucket(torch.arange(-300.0, 300).unsqueeze(-1)) == 16).any()
-
-
-def test_absolute_and_relative_parts_serve_all_layers() -> None:
-    layers = posenc.create_layers("tupe", layers=3, dim=12, heads=3, max_length=9)
-    assert len({id(layer.score) for layer in layers}) == 1
-
-
-def test_default_scale_counts_two_terms() -> None:
-    assert Encoding(score=make()).default_scale(8) == 0.25
-
-
-def test_past_the_table_it_raises() -> None:
-    part = make(max_length=4)
-    for layout in (Layout.sequence(5), Layout.at(torch.tensor([0.0, 3.5]))):
-        q = torch.zeros(1, 6, layout.length, 8)
-        with pytest.raises(LengthError, match="max_length"):
-            part(q, q, Grid.of(layout), scale=1.0)
