@@ -6,12 +6,14 @@ import json
 import resource
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
+from posenc import models
 from posenc.errors import ArgumentError, CheckpointError, OutputError
 from posenc.models import Decoder, DecoderConfig
 from posenc.models.checkpoint import meta_init, stored_tensors
@@ -36,6 +38,44 @@ def test_round_trip_is_exact(encoding: str, tmp_path: Path) -> None:
         "config.json",
         "model.safetensors",
     ]
+
+
+WORDS: dict[str, Any] = {"vocabulary": 17, "dim": 32, "layers": 2, "heads": 4, "max_length": 20}
+TARGETS: dict[str, Any] = {"source_vocabulary": 17, "target_vocabulary": 17, "dim": 32, "heads": 4}
+CLASSES: dict[str, Any] = {"vocabulary": 17, "classes": 3, "dim": 8, "hidden": 8}
+IMAGES: dict[str, Any] = {"size": (8, 8), "patch": 2, "channels": 1, "classes": 3, "dim": 8}
+PIXELS = torch.arange(64.0).view(1, 1, 8, 8)
+
+KINDS: list[tuple[type[Any], Any, list[Tensor]]] = [
+    (models.Encoder, models.EncoderConfig(types=2, **WORDS), [TEXT]),
+    (models.MaskedLM, models.EncoderConfig(encoding="t5", **WORDS), [TEXT]),
+    (models.TextClassifier, models.EncoderConfig(classes=3, **WORDS), [TEXT]),
+    (models.Deberta, models.DebertaConfig(**WORDS), [TEXT]),
+    *(
+        (models.SequenceClassifier, models.ClassifierConfig(body=body, **CLASSES), [TEXT])
+        for body in ("fasttext", "lstm", "cnn", "transformer")
+    ),
+    (
+        models.Transformer,
+        models.TransformerConfig(encoder_layers=1, decoder_layers=2, norm="batch", **TARGETS),
+        [TEXT, TEXT],
+    ),
+    (models.VisionTransformer, models.ImageConfig(layers=1, heads=2, **IMAGES), [PIXELS]),
+    (models.Swin, models.SwinConfig(depths=(1, 1), heads=(1, 2), window=3, **IMAGES), [PIXELS]),
+]
+
+
+@pytest.mark.parametrize(("kind", "config", "inputs"), KINDS)
+def test_every_kind_comes_back(
+    kind: type[Any], config: Any, inputs: list[Tensor], tmp_path: Path
+) -> None:
+    model = kind(config).eval()
+    model.save(tmp_path)
+    again = models.load(tmp_path)
+    assert again.config == config
+    assert torch.equal(again(*inputs), model(*inputs))
+    with pytest.raises(CheckpointError, match=f"configuration of a decoder.*{kind.kind}"):
+        Decoder.load(tmp_path)
 
 
 def test_options_come_back(tmp_path: Path) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
 from posenc import Layout
 from posenc.errors import ArgumentError, UnknownNameError
-from posenc.models import Deberta, DebertaConfig, Encoder
+from posenc.models import Deberta, DebertaConfig
 from tests.models.transformers_weights import copy_weights
 
 VERSION_2 = {"buckets": 8, "max_distance": 32, "projections": "content", "normalize": True}
@@ -130,15 +128,6 @@ def test_every_parameter_gets_a_gradient() -> None:
     model = make().train()
     model(tokens()).logsumexp(-1).sum().backward()
     assert not [n for n, p in model.named_parameters() if p.grad is None]
-
-
-def test_saving_and_loading(tmp_path: Path) -> None:
-    model = make()
-    model.save(tmp_path / "whole")
-    assert torch.equal(Deberta.load(tmp_path / "whole")(tokens()), model(tokens()))
-    model.fine_tuned().save(tmp_path / "tuned")
-    tuned = Encoder.load(tmp_path / "tuned")
-    assert torch.equal(tuned(tokens()), model.encoder(tokens()))
 
 
 def test_wrong_arguments_are_refused() -> None:

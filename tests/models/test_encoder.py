@@ -10,8 +10,8 @@ from torch import Tensor
 
 import posenc
 from posenc import Layout
-from posenc.errors import ArgumentError, CheckpointError
-from posenc.models import Encoder, EncoderConfig, MaskedLM
+from posenc.errors import ArgumentError
+from posenc.models import EncoderConfig, MaskedLM
 from posenc.registry import ENCODINGS
 from tests.models.text_encodings import TEXT_ENCODINGS, one_of_each_kind
 
@@ -80,17 +80,6 @@ def test_the_head_is_tied_and_has_its_own_bias() -> None:
         hidden.var(-1, correction=0, keepdim=True) + 1e-5
     ).sqrt()
     close(model(tokens()), hidden @ model.encoder.embedding.weight.T + model.head.bias)
-
-
-@pytest.mark.parametrize("encoding", ["learned", "t5", "deberta", "floater"])
-def test_saving_and_loading(encoding: str, tmp_path: Path) -> None:
-    model = make(encoding, types=2)
-    model.save(tmp_path / "whole")
-    assert torch.equal(MaskedLM.load(tmp_path / "whole")(tokens()), model(tokens()))
-    model.encoder.save(tmp_path / "encoder")
-    assert torch.equal(Encoder.load(tmp_path / "encoder")(tokens()), model.encoder(tokens()))
-    with pytest.raises(CheckpointError, match="masked_lm"):
-        Encoder.load(tmp_path / "whole")
 
 
 def test_records_serve_as_well_as_names(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -100,13 +99,11 @@ def test_windows_equal_documents_over_the_whole_image(
 
 
 @pytest.mark.parametrize("encoding", [*IMAGE_ENCODINGS, "learned2d+swin"])
-def test_every_encoding_trains_and_comes_back(encoding: str, tmp_path: Path) -> None:
+def test_every_encoding_trains(encoding: str) -> None:
     model = make(encoding)
     model(images()).square().sum().backward()
     trained = [(n, p) for n, p in model.named_parameters() if p.numel()]
     assert [n for n, p in trained if p.grad is None or not p.grad.any()] == []
-    model.save(tmp_path)
-    assert torch.equal(Swin.load(tmp_path)(images()), model(images()))
 
 
 @pytest.mark.parametrize("encoding", ["swin", "swin_v2", "rope2d", "sine2d", "conv", "nope"])

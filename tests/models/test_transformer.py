@@ -10,8 +10,8 @@ from torch import Tensor
 
 import posenc
 from posenc import Layout
-from posenc.errors import ArgumentError, CheckpointError, LengthError, UnknownNameError
-from posenc.models import Decoder, Sample, Transformer, TransformerConfig, beam_search, generate
+from posenc.errors import ArgumentError, LengthError, UnknownNameError
+from posenc.models import Sample, Transformer, TransformerConfig, beam_search, generate
 from posenc.registry import ENCODINGS
 from tests.models.text_encodings import TEXT_ENCODINGS, one_of_each_kind
 
@@ -207,21 +207,6 @@ def test_embeddings_are_scaled_by_the_root_of_the_width() -> None:
     model.encoder[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     model.encode(source())
     close(seen[0], model.source_embedding(source()) * 32**0.5)
-
-
-@pytest.mark.parametrize("encoding", one_of_each_kind(TEXT_ENCODINGS))
-def test_saving_and_loading(encoding: str, tmp_path: Path) -> None:
-    model = make(encoding, merged=encoding == "rope", norm="batch")
-    model.save(tmp_path)
-    loaded = Transformer.load(tmp_path)
-    assert torch.equal(loaded(source(), target()), model(source(), target()))
-    assert loaded.config == model.config
-
-
-def test_checkpoints_of_another_family_are_refused(tmp_path: Path) -> None:
-    make().save(tmp_path)
-    with pytest.raises(CheckpointError, match=r"decoder.*transformer"):
-        Decoder.load(tmp_path)
 
 
 def test_records_serve_as_well_as_names(tmp_path: Path) -> None:
