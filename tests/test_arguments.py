@@ -80,12 +80,6 @@ def test_boundaries_of_buckets_take_no_time() -> None:
         T5(heads=2, max_distance=float("inf"))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["learned", "hierarchical", "radix", "learned2d"])
-def test_initial_values_may_have_no_spread(name: str) -> None:
-    first = next(create(name, **SIZES, std=0.0).parameters())
-    assert not first.any()
-
-
 def test_every_factory_is_checked_and_every_option_reachable() -> None:
     reserved = set(inspect.signature(create_layers).parameters)
     for name, entry in ENCODINGS.items():

@@ -15,7 +15,6 @@ SIZES: dict[str, Any] = {"dim": 8, "heads": 2, "head_dim": 8, "max_length": 100}
 
 EVERYWHERE: dict[str, Any] = {
     **dict.fromkeys(("dim", "heads", "head_dim", "max_length", "hidden", "axes", "width"), 0),
-    "std": -1.0,
     "base": 1.0,
 }
 """Wrong values of options that mean the same in every method that has them."""

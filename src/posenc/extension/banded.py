@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.encoding import RotatedBand, ScoreTerm, apply_rotation
@@ -32,22 +32,6 @@ class Moved(NamedTuple):
 
     query: Float[Tensor, "b Q"]
     key: Float[Tensor, "b K"] | None = None
-
-
-class BandOfQuery(NamedTuple):
-    """The keys of a band of one query.
-
-    Args:
-        query: cosines and sines of the query.
-        rotation: number of that of the keys; None: none.
-        keys: range that holds the band.
-        pairs: ``[b, 1, 1, K]``, those of the range that are in it; None: all.
-    """
-
-    query: Factors
-    rotation: int | None
-    keys: slice
-    pairs: Bool[Tensor, "b 1 1 K"] | None
 
 
 class BandedRope(ScoreTerm, ABC):
@@ -110,39 +94,16 @@ class BandedRope(ScoreTerm, ABC):
                 )
         return bands
 
-    def of_last(self, grid: Grid, begin: int) -> tuple[list[Factors], list[BandOfQuery]]:
-        """Rotations of the keys from ``begin`` on, and the bands of a grid of one query."""
-        moved = self.moved(grid)
-        index = self.band_of(grid)  # [b, 1, K]
-        index = index.masked_fill(index >= len(moved), 0)
-        new = grid.key.slice(begin, grid.key.length)
-        rotations: dict[int, tuple[int, Factors]] = {}
-        bands = []
-        for band, (query, key) in enumerate(moved):
-            pairs = index == band
-            visible = pairs.any(1).any(0).nonzero()
-            if key is not None and id(key) not in rotations:
-                turned = self._turned(key[:, begin:], new, self.rope.gain)
-                rotations[id(key)] = len(rotations), turned
-            if len(visible):
-                keys = slice(int(visible[0]), int(visible[-1]) + 1)
-                inside = pairs[:, None, :, keys]
-                number = None if key is None else rotations[id(key)][0]
-                gain = self.rope.gain ** (2 if key is None else 1)
-                factors = self._turned(query, grid.query, gain)
-                some = None if bool(inside.all()) else inside
-                bands.append(BandOfQuery(factors, number, keys, some))
-        return [turned for _, turned in rotations.values()], bands
-
     def _factors(self, moved: Moved, grid: Grid) -> tuple[Factors, Factors | None]:
         """Cosines and sines of queries and keys; the gain of keys at 0 is in the queries'."""
         gain = self.rope.gain
         if moved.key is None:
-            return self._turned(moved.query, grid.query, gain * gain), None
-        key = self._turned(moved.key, grid.key, gain)
-        return self._turned(moved.query, grid.query, gain), key
+            return self.rotation(moved.query, grid.query, gain * gain), None
+        key = self.rotation(moved.key, grid.key, gain)
+        return self.rotation(moved.query, grid.query, gain), key
 
-    def _turned(self, positions: Float[Tensor, "b L"], layout: Layout, gain: float) -> Factors:
+    def rotation(self, positions: Float[Tensor, "b L"], layout: Layout, gain: float) -> Factors:
+        """Cosines and sines, times ``gain``, of tokens at other positions than their layout's."""
         angles = angles_at(positions.unsqueeze(-1), self.rope.frequencies(like=wider(positions)))
         return cos_sin(zero_special(angles, layout), gain=gain)
 

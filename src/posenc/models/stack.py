@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
 import torch
@@ -102,10 +102,6 @@ class StackConfig:
     def embedding_factor(self) -> float:
         """``embedding_scale``, or its default."""
         return self.dim**0.5 if self.embedding_scale is None else self.embedding_scale
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as plain JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)

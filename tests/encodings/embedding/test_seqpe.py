@@ -17,8 +17,12 @@ DIM = 12
 
 
 def made(**options: Any) -> Seqpe:
-    arguments: dict[str, Any] = {"dim": DIM, "heads": 3, "digits": 4, "std": 0.3} | options
+    arguments: dict[str, Any] = {"dim": DIM, "heads": 3, "digits": 4} | options
     encoding: Seqpe = Seqpe(**arguments).double().eval()
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.3)
     return encoding
 
 

@@ -18,12 +18,13 @@ from posenc.runtime import has_values
 LARGER = "Create it with a larger max_length."
 
 
-def draw_rows(table: Tensor, *, mean: float = 0.0, std: float) -> None:
+STD = 0.02
+"""Standard deviation of initial values, as in BERT and ViT."""
+
+
+def draw_rows(table: Tensor, *, mean: float = 0.0) -> None:
     """Draw initial values, normal truncated at two standard deviations from the mean."""
-    if std > 0:
-        nn.init.trunc_normal_(table, mean, std, a=mean - 2 * std, b=mean + 2 * std)
-    else:
-        nn.init.constant_(table, mean)
+    nn.init.trunc_normal_(table, mean, STD, a=mean - 2 * STD, b=mean + 2 * STD)
 
 
 def require_inside(

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Magnitude, Natural, Width
+from posenc.arguments import Count, Natural, Width
 from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.prepared import constant
 from posenc.encoding.tensors import Features, TokenIds
@@ -39,7 +39,6 @@ class Abacus(EmbeddingEncoding):
         digits: token ids of the digits; the ASCII codes by default.
         places: largest number of digits.
         offset: largest k; trains places beyond the length of training numbers.
-        std: standard deviation of the initial values.
 
     Raises:
         ArgumentError: when an option is out of its domain; in ``forward``, without ``tokens``.
@@ -62,7 +61,6 @@ class Abacus(EmbeddingEncoding):
     digits: Sequence[int] = ASCII_DIGITS
     places: Count = 128
     offset: Natural = 99
-    std: Magnitude = 1.0
 
     def __post_init__(self) -> None:
         if not self.digits or min(self.digits) < 0:
@@ -77,7 +75,7 @@ class Abacus(EmbeddingEncoding):
 
     def reset_parameters(self) -> None:
         """Draw the initial values."""
-        nn.init.normal_(self.table, std=self.std)
+        nn.init.normal_(self.table)
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         tokens = require_tokens(tokens, "abacus", remedy="Pass tokens=… to embed.")

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Length, Magnitude, Share, Width
+from posenc.arguments import Length, Share, Width
 from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.table import draw_rows, fuse, read_rows, require_inside
@@ -31,7 +31,6 @@ class Hierarchical(EmbeddingEncoding):
         max_length: n, the training length.
         alpha: α, weight of the coarse part, 0 < α < 1; not 0.5, for which (i, j) and (j, i) have
             equal vectors.
-        std: standard deviation of the initial values.
 
     Raises:
         ArgumentError: when an option is out of its domain.
@@ -49,7 +48,6 @@ class Hierarchical(EmbeddingEncoding):
     dim: Width
     max_length: Length
     alpha: Share = PAPER_ALPHA
-    std: Magnitude = 0.02
 
     def __post_init__(self) -> None:
         require_alpha(self.alpha)
@@ -57,7 +55,7 @@ class Hierarchical(EmbeddingEncoding):
 
     def reset_parameters(self) -> None:
         """Draw the initial values, as for a learned table."""
-        draw_rows(self.table, std=self.std)
+        draw_rows(self.table)
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         count = self.max_length

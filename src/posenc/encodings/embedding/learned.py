@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from posenc.arguments import Length, Magnitude, Width
+from posenc.arguments import Length, Width
 from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.table import Fusion, draw_rows, fuse, read_rows, require_inside
@@ -26,10 +26,9 @@ class Learned(EmbeddingEncoding):
         dim: width C.
         max_length: positions in the table.
         fusion: ``"add"`` to the token vectors or ``"multiply"`` them.
-        std: standard deviation of the initial values.
 
     Raises:
-        ArgumentError: when ``dim``, ``max_length`` or ``std`` is out of its domain.
+        ArgumentError: when ``dim`` or ``max_length`` is out of its domain.
         LengthError: in ``forward``, for a token outside the table.
 
     Reference: Gehring et al. 2017, "Convolutional Sequence to Sequence Learning",
@@ -44,14 +43,13 @@ class Learned(EmbeddingEncoding):
     dim: Width
     max_length: Length
     fusion: Fusion = "add"
-    std: Magnitude = 0.02
 
     def __post_init__(self) -> None:
         self.table = nn.Parameter(torch.empty(self.max_length, self.dim))
 
     def reset_parameters(self) -> None:
         """Draw the initial values."""
-        draw_rows(self.table, mean=1.0 if self.fusion == "multiply" else 0.0, std=self.std)
+        draw_rows(self.table, mean=1.0 if self.fusion == "multiply" else 0.0)
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         require_inside(

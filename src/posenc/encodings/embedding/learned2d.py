@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Magnitude, Natural, Width, checked
+from posenc.arguments import Count, Natural, Width, checked
 from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.precision import at_least_single, with_zero_gradient
-from posenc.encodings.common.table import fuse, neighbours, real_positions, require_inside
+from posenc.encodings.common.table import STD, fuse, neighbours, real_positions, require_inside
 from posenc.errors import LengthError
 from posenc.layout import Layout
 from posenc.runtime import has_values
@@ -33,7 +33,6 @@ class Learned2d(EmbeddingEncoding):
         dim: width C.
         size: (height, width) of the table in cells.
         special: rows for special tokens; a layout may have fewer.
-        std: standard deviation of the initial values.
 
     Raises:
         ArgumentError: when an option is out of its domain; in ``forward``, for a layout that has
@@ -53,23 +52,18 @@ class Learned2d(EmbeddingEncoding):
 
     @checked
     def __init__(
-        self,
-        *,
-        dim: Width,
-        size: tuple[Count, Count] = (14, 14),
-        special: Natural = 1,
-        std: Magnitude = 0.02,
+        self, *, dim: Width, size: tuple[Count, Count] = (14, 14), special: Natural = 1
     ) -> None:
         super().__init__()
-        self.dim, self.std = dim, std
+        self.dim = dim
         self.table = nn.Parameter(torch.empty(*size, dim))
         self.special = nn.Parameter(torch.empty(special, dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Draw the initial values."""
-        nn.init.normal_(self.table, std=self.std)
-        nn.init.normal_(self.special, std=self.std)
+        nn.init.normal_(self.table, std=STD)
+        nn.init.normal_(self.special, std=STD)
 
     def forward(self, x: Features, layout: Layout, *, tokens: TokenIds | None = None) -> Features:
         height, width, _ = self.table.shape

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.arguments import EXACT, Count, Interval, Length, Magnitude, Width
+from posenc.arguments import EXACT, Count, Interval, Length, Width
 from posenc.encoding import EmbeddingEncoding, Entry
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.table import draw_rows, fuse, real_positions, require_inside
@@ -35,7 +35,6 @@ class Radix(EmbeddingEncoding):
         digits: m; by default the least for ``max_length``, or 4.
         max_length: number of positions to cover.
         join: ``"sum"`` or ``"concatenate"``.
-        std: standard deviation of the initial values.
 
     Raises:
         ArgumentError: when an option is out of its domain, digits cover fewer positions than
@@ -57,7 +56,6 @@ class Radix(EmbeddingEncoding):
     digits: Count | None = None
     max_length: Length | None = None
     join: Join = "sum"
-    std: Magnitude = 0.02
 
     def __post_init__(self) -> None:
         default = 4 if self.max_length is None else places(self.max_length, self.base)
@@ -91,7 +89,7 @@ class Radix(EmbeddingEncoding):
 
     def reset_parameters(self) -> None:
         """Draw the initial values."""
-        draw_rows(self.tables, std=self.std)
+        draw_rows(self.tables)
 
     def digits_of(self, positions: Float[Tensor, "*dims"]) -> Int[Tensor, "*dims m"]:
         """Digits of the integer part of each position, the lowest place first."""

@@ -8,18 +8,19 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Magnitude, Probability, Width, checked
+from posenc.arguments import Count, Probability, Width, checked
 from posenc.encoding import EmbeddingEncoding, Entry
-from posenc.encoding.derivatives import with_definition
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.checks import require_axes
 from posenc.encodings.common.special_tokens import zero_special
 from posenc.encodings.common.table import fuse, real_positions, require_inside
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
-from posenc.runtime import is_transformed
 
 BASE = 10
+
+STD = 0.02
+"""Standard deviation of initial values."""
 
 
 class Seqpe(EmbeddingEncoding):
@@ -42,7 +43,6 @@ class Seqpe(EmbeddingEncoding):
         digits: m / A, largest number of digits per axis.
         depth: blocks of the small Transformer.
         dropout: dropout probability of the blocks' residual branches.
-        std: standard deviation of the initial values.
 
     Raises:
         ArgumentError: when an option is out of its domain; in ``forward``, for a layout with
@@ -70,14 +70,13 @@ class Seqpe(EmbeddingEncoding):
         digits: Count = 5,
         depth: Count = 2,
         dropout: Probability = 0.1,
-        std: Magnitude = 0.02,
     ) -> None:
         super().__init__()
         if dim % heads:
             raise ArgumentError(
                 "heads", expected=f"a divisor of dim ({dim})", got=heads, remedy="Change either."
             )
-        self.dim, self.digits, self.std = dim, digits, std
+        self.dim, self.digits = dim, digits
         self.symbols = nn.Parameter(torch.empty(BASE, dim))
         self.places = nn.Parameter(torch.empty(axes * digits, dim))
         self.axis = nn.Parameter(torch.empty(axes, dim)) if axes > 1 else None
@@ -90,10 +89,10 @@ class Seqpe(EmbeddingEncoding):
         """Draw the initial values: normal, biases zero, norms one."""
         for parameter in (self.symbols, self.places, self.axis, self.summary):
             if parameter is not None:
-                nn.init.normal_(parameter, std=self.std)
+                nn.init.normal_(parameter, std=STD)
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=self.std)
+                nn.init.normal_(module.weight, std=STD)
                 nn.init.zeros_(module.bias)
             elif isinstance(module, nn.LayerNorm):
                 module.reset_parameters()
@@ -161,25 +160,12 @@ class _Block(nn.Module):
     ) -> Float[Tensor, "n L C"]:
         parts = self.projection(self.first(x)).chunk(3, dim=-1)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        attended = _attend(visible.unsqueeze(1), q, k, v)
+        logits = (q * q.shape[-1] ** -0.5) @ k.mT
+        attended = logits.masked_fill(~visible.unsqueeze(1), -torch.inf).softmax(-1) @ v
         x = x + self.dropout(self.joined(attended.transpose(1, 2).flatten(2)))
         hidden = nn.functional.gelu(self.widen(self.second(x)), approximate="tanh")
         mixed: Tensor = x + self.dropout(self.narrow(hidden))
         return mixed
-
-
-def _attend(visible: Bool[Tensor, "n 1 L L"], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention by PyTorch's fused kernel, which has first derivatives only."""
-
-    def definition(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        logits = (q * q.shape[-1] ** -0.5) @ k.mT
-        attended: Tensor = logits.masked_fill(~visible, -torch.inf).softmax(-1) @ v
-        return attended
-
-    if is_transformed():
-        return definition(q, k, v)
-    fused = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-    return with_definition((fused,), definition, (q, k, v))[0]
 
 
 ENTRY = Entry(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
 from posenc.encoding import Encoding
@@ -11,37 +9,26 @@ from posenc.encodings.embedding.radix import Radix
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension
 from posenc.extension.fitting import Stretch, remade, replaced, require_part
-from posenc.extension.resampling import resampled_rows, rows_like
-
-NewDigits = Literal["interpolated", "drawn"]
+from posenc.extension.resampling import resampled_rows
 
 
 def radix_base(
-    encoding: Encoding,
-    *,
-    factor: Stretch,
-    length: float | None = None,
-    base: int | None = None,
-    digits: NewDigits = "interpolated",
-    seed: int = 0,
+    encoding: Encoding, *, factor: Stretch, length: float | None = None, base: int | None = None
 ) -> Encoding:
     """Change of radix: positions are written with the same number of digits in a larger base.
 
     ``p = Σ_t d_t γ^t``, with digits ``0 … γ - 1`` instead of ``0 … β - 1``, analogous to a larger
-    base of RoPE (``ntk``). The table of each digit grows from β to γ rows. Cost: none.
+    base of RoPE (``ntk``). The table of each digit is resampled from β to γ
+    rows, first and last kept. Cost: none.
 
     Args:
         encoding: with radix positions.
         factor: s, 1 or more.
         length: L, the trained length; all ``β^m`` positions by default.
         base: γ, at least β; the smallest with ``γ^m ≥ s L`` by default.
-        digits: ``"interpolated"``: rows are interpolated linearly, first and last kept;
-            ``"drawn"``: the β rows are kept, and new ones drawn with their mean and deviation.
-        seed: of the draw.
 
     Raises:
         ArgumentError: if there are no radix positions, or an argument is outside its domain.
-        UnknownNameError: for other ``digits``.
 
     Reference: Su 2023, "Transformer upgrade road 10: RoPE is a β-ary encoding",
     https://kexue.fm/archives/9675.
@@ -66,21 +53,9 @@ def radix_base(
             got=base,
             remedy="None takes the smallest.",
         )
-    generator = torch.Generator().manual_seed(seed)
-    tables = []
-    for table in radix.tables.detach():
-        if digits == "interpolated":
-            tables.append(resampled_rows(table, base, align="corners"))
-        else:
-            drawn = rows_like(table, base - len(table), generator=generator)
-            tables.append(torch.cat([table, drawn]))
-    larger = remade(
-        radix,
-        tables={"tables": torch.stack(tables)},
-        base=base,
-        digits=radix.places,
-        max_length=None,
-    )
+    tables = [resampled_rows(table, base, align="corners") for table in radix.tables]
+    sizes = {"base": base, "digits": radix.places, "max_length": None}
+    larger = remade(radix, tables={"tables": torch.stack(tables)}, **sizes)
     return replaced(encoding, radix, larger)
 
 

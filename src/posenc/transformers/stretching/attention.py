@@ -35,6 +35,7 @@ from posenc.transformers.acceleration.routing import (
     logits_of,
     note,
 )
+from posenc.transformers.stretching.bands import bands_of_query
 from posenc.transformers.stretching.frequencies import Frequencies, Of
 from posenc.transformers.stretching.positions import (
     Adoption,
@@ -134,7 +135,10 @@ def attend_last(
             )
     assert isinstance(score, BandedRope)
     rotations, bands = reused_of_grid(
-        lambda grid: score.of_last(grid, begin), "of last", begin, grid=grid, layers=(score,)
+        lambda grid: bands_of_query(score, grid, begin),
+        *("bands of query", begin),
+        grid=grid,
+        layers=(score,),
     )
     before = before or _begin(past, len(rotations))
     pairing = score.rope.pairing
