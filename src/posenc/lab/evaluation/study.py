@@ -147,7 +147,7 @@ def measure_extensions(
 def _report(
     progress: Progress, key: str, done: int, count: int, stage: str, share: float = 0.0
 ) -> None:
-    progress(f"{key}: {stage}", done + share, count)
+    progress(f"{key}: {stage}", done + min(share, 0.99), count)  # what is late is not done
 
 
 class Report(Protocol):
