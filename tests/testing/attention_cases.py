@@ -258,11 +258,16 @@ class AttentionCase:
 
 
 def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
-    """The case with this number."""
+    """The case with this number.
+
+    As many numbers as there are names have each name once, and as many times that as there are
+    kinds of texts have each name with each kind.
+    """
     dice = random.Random(number)
     carrying = [name for name in names if name in MANY]
     many = bool(carrying) and dice.random() < sizes.many
-    name = dice.choice(carrying if many else names)
+    turn, index = divmod(number, len(names))  # each name has a turn with each kind of text
+    name = dice.choice(carrying) if many else names[index]
     claims = METHODS[name].claims
     axes = 1 if many else dice.choice(claims.axes or (1, 2, 3))
     causal = claims.causal_only or dice.random() < 0.5
@@ -276,7 +281,8 @@ def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
         queries, keys, kind = *_many(dice), "many"
         options = MANY[name]
     else:
-        queries, keys, kind = _layouts(dice, name, batch, longest, axes, sizes)
+        kind = sizes.layouts[(turn + index) % len(sizes.layouts)]
+        queries, keys, kind = _layouts(dice, name, kind, batch, longest, axes, sizes)
     window = dice.choice([None, None, 1, _number(dice, 90), dice.choice(WIDEST), "band", "band"])
     intervals = dice.choice([None] * 8 + list(INTERVALS))
     case = AttentionCase(
@@ -355,13 +361,12 @@ def shown(case: AttentionCase, grid: Grid) -> Grid:
 
 
 def _layouts(
-    dice: random.Random, name: str, batch: int, longest: int, axes: int, sizes: Sizes
+    dice: random.Random, name: str, kind: str, batch: int, longest: int, axes: int, sizes: Sizes
 ) -> tuple[Layout, Layout, str]:
-    """Layouts of queries and keys as models use them, and their kind."""
+    """Layouts of queries and keys as models use them, and all about their kind."""
     length = _number(dice, longest)
     if axes == 2 and dice.random() < sizes.images:
         return *_image_layouts(dice, batch, max(1, int(length**0.5))), "image"
-    kind = dice.choice(sizes.layouts)
     queries, keys = _texts(dice, kind, batch, length, longest)
     queries, keys = _changed(queries, keys, lambda layout, _: fold(layout, axes), together=True)
     far = partial(_far, apart=name not in UNBOUNDED)

@@ -295,7 +295,8 @@ def _call(case: AttentionCase, encoding: Encoding, head_dim: int) -> Callable[..
         for parameter in encoding.parameters():
             if parameter.dim() > 1:
                 parameter.data = guarded(FORMS[case.memory](parameter.data))
-        leaves = draw(dtype, case.number, poisoned=case.poisoned and backend != "reference")
+        poisoned = case.poisoned and case.wrong is None and backend != "reference"
+        leaves = draw(dtype, case.number, poisoned=poisoned)
         if nudge is not None:
             unit = ROUNDINGS * torch.finfo(dtype).eps
             leaves = _graded([nudged(x.detach(), unit, nudge) for x in leaves])

@@ -8,16 +8,18 @@ import torch
 from posenc.attention.backends.common.base import Plan, Refusal, Result
 from posenc.attention.backends.sdpa import Sdpa
 from posenc.attention.problem.problem import Problem
-from tests.testing.attention_cases import BFLOAT16, AttentionCase, draw
+from tests.testing.attention_cases import BFLOAT16, LAYOUTS, AttentionCase, draw
 from tests.testing.attention_fuzz import Failure, everywhere, fuzz
 
-PARTS, COUNT = 8, 40
+COUNT = 40
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", range(len(LAYOUTS)))
 def test_backends_agree_on_random_calls(part: int) -> None:
-    served = {name for _, names in fuzz(COUNT, first=part * COUNT) for name in names}
+    """Every encoding, and in all parts together with every kind of text."""
+    count = len(everywhere().names)
+    served = {name for _, names in fuzz(count, first=part * count) for name in names}
     assert {"auto", "sdpa", "blockwise", "reference"} <= served
 
 
