@@ -38,7 +38,8 @@ def draw(number: int, *, ties: bool) -> tuple[Shards, list[Layout], Tensor]:
     """
     dice = random.Random(number)
     rows, length = dice.choice([1, 2]), dice.randint(RANKS, 14)
-    documents = dice.choice([1, 1, 3])
+    meeting = ties and dice.random() < 0.3
+    documents = 3 if meeting else dice.choice([1, 1, 3])
 
     def whole(low: int, high: int) -> Tensor:
         return torch.tensor([[dice.randint(low, high) for _ in range(length)] for _ in range(rows)])
@@ -47,6 +48,8 @@ def draw(number: int, *, ties: bool) -> tuple[Shards, list[Layout], Tensor]:
     # Without ties, ranks have orders of their own.
     order = whole(-2, dice.choice([9, 99])) if ties else RANKS * whole(-2, 3) + owner
     document, valid = whole(0, documents - 1), None
+    if meeting:  # a document begins at the order that the one before ends at
+        order = document.argsort(dim=1).argsort(dim=1) - document
     if dice.random() < 0.5:
         valid = whole(0, 3) > 0
         order = order.where(valid, 0)
