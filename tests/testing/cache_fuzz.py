@@ -147,7 +147,10 @@ class Life:
         elif choice in ("copy", "deepcopy", "pickle"):
             old, self.cache = self.cache, self._copied(choice)
             if old.keys is not None and old.values is not None and old.layout is not None:
-                with torch.no_grad():  # what another appends is its own
+                with torch.no_grad():  # what another appends is its own, cropped or not
+                    if self.dice.random() < 0.5:
+                        old.keys, old.values = old.keys[:, :, :1], old.values[:, :, :1]
+                        old.layout = old.layout.slice(0, 1)
                     junk = old.keys[:, :, :1] * torch.nan, old.values[:, :, :1] * torch.nan
                     old.append(*junk, old.layout.slice(0, 1))
 
