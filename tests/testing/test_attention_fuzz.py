@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -59,8 +61,10 @@ def test_a_backend_that_takes_wrong_heads_is_found(monkeypatch: pytest.MonkeyPat
     number = next(n for n in range(10_000) if _is_wrong(draw(n, ["alibi"])))
     for check in ("api.validate", "problem.lowering._require_shapes"):
         monkeypatch.setattr(f"posenc.attention.{check}", lambda *given, **options: None)
+    # Compiled kernels would read beyond the operands, which ends the process.
+    scope = replace(everywhere(["alibi"]), backends=("reference", "blockwise"))
     with pytest.raises(Failure):
-        list(fuzz(1, first=number, scope=everywhere(["alibi"])))
+        list(fuzz(1, first=number, scope=scope))
 
 
 def _is_wrong(case: AttentionCase) -> bool:
