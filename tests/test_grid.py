@@ -68,37 +68,10 @@ def _alibi(head: int, row: int, query: float, key: float) -> float:
     return -(2.0 ** (-2 * (head + 1))) * abs(key - query)
 
 
-@pytest.mark.parametrize("name", GRIDS)
-def test_mask_mod_is_what_is_visible(name: str) -> None:
-    grid = GRIDS[name]
-    shape = (grid.batch, grid.query.length, grid.key.length)
-    b, i, j = (x.reshape(-1) for x in torch.meshgrid(*map(torch.arange, shape), indexing="ij"))
-    seen = grid.mask_mod()(b, torch.zeros_like(b), i, j).view(shape)
-    assert torch.equal(seen, grid.visible[:, 0].expand(shape))
-
-
-def test_blocks_see_each_other_and_what_the_band_shows() -> None:
-    grid = Grid.of(SEQUENCE, causal=True, window=4).with_blocks(BLOCKS)
-    same = (BLOCKS[:, :, None] == BLOCKS[:, None]) & (BLOCKS >= 0)[:, None]
-    band = Grid.of(SEQUENCE, causal=True, window=4).visible
-    assert torch.equal(grid.visible[:, 0], same | band[0])
-
-
-def test_chunks_count_from_order_zero() -> None:
-    visible = Grid.of(Layout.sequence(7), causal=True).chunked(3).visible[0, 0]
-    expected = torch.block_diag(*[torch.ones(n, n) for n in (3, 3, 1)]).tril() > 0
-    assert torch.equal(visible, expected)
-
-
 def test_a_window_that_ends_at_the_query_is_causal() -> None:
     assert Grid.of(SEQUENCE, window=(-4, 0)).causal
     assert Grid.of(SEQUENCE, window=(-4, 0)).band == Grid.of(SEQUENCE, causal=True, window=5).band
     assert Grid.of(SEQUENCE, window=(None, None)).window is None
-
-
-def test_a_part_of_the_queries_sees_what_it_saw() -> None:
-    grid = GRIDS["images"]
-    assert torch.equal(grid.slice(5, 9).visible, grid.visible[:, :, 5:9])
 
 
 def test_intervals_are_shown() -> None:

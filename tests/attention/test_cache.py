@@ -159,19 +159,6 @@ def test_a_transform_has_its_scale_for_cached_keys_too() -> None:
     torch.testing.assert_close(torch.cat(parts, dim=1), expected)
 
 
-def test_cached_keys_are_chosen_with_their_rows() -> None:
-    layer = Attention(dim=16, heads=2, encoding=create("rope", head_dim=8), causal=True).eval()
-    x, cache = torch.randn(2, 4, 16), LayerCache()
-    with torch.no_grad():
-        layer(x[:, :3], Layout.padded([3, 2], side="left"), cache=cache)
-        cache.select(torch.tensor([1, 1, 0]))
-        step = x[:, 3:][[1, 1, 0]]
-        got = layer(step, Layout.sequence(1, 3), cache=cache)
-        assert cache.layout is not None
-        whole = layer(torch.cat([x[[1, 1, 0], :3], step], dim=1), cache.layout)
-    torch.testing.assert_close(got[:, 0], whole[:, -1], rtol=1e-4, atol=1e-5)
-
-
 @torch.no_grad()
 def test_tokens_are_written_in_place_and_copies_do_not_see_them() -> None:
     cache = LayerCache()
@@ -298,35 +285,6 @@ def test_queries_alone_are_trained_through_a_cache(name: str) -> None:
     parts = [layer(x[:, at : at + 1], Layout.sequence(1, at), cache=cache) for at in range(6)]
     (got,) = torch.autograd.grad(torch.cat(parts, dim=1).square().sum(), weight)
     torch.testing.assert_close(got, expected)
-
-
-def test_a_past_of_inference_mode_goes_on_outside_of_it() -> None:
-    cache = LayerCache()
-    with torch.inference_mode():
-        for start, length in ((0, 4), (4, 1)):
-            cache.append(*chunk(1, length, 1.0), Layout.sequence(length, start))
-    with torch.no_grad():
-        keys, values, _ = cache.append(*chunk(1, 1, 2.0), Layout.sequence(1, 5))
-    assert keys[0, 0, :, 0].tolist() == [1, 1, 1, 1, 1, 2]
-    assert torch.equal(values, keys + 0.5)
-
-
-@torch.no_grad()
-def test_rows_and_tokens_chosen_are_written_anew() -> None:
-    """Once rows are chosen or tokens forgotten, the memory behind the past is that of others."""
-    for choose, left in (
-        (lambda cache: cache.select(torch.tensor([1, 0])), [2, 2, 4, 7]),
-        (lambda cache: cache.truncate(2), [1, 3, 7]),
-    ):
-        cache, rows = LayerCache(), torch.tensor([1.0, 2.0]).view(2, 1, 1, 1)
-        for start, length in ((0, 2), (2, 1)):
-            keys = (rows + start).expand(2, 1, length, 3)
-            cache.append(keys, -keys, Layout.sequence(length, start))
-        choose(cache)
-        last = torch.full((2, 1, 1, 3), 7.0)
-        keys, values, _ = cache.append(last, -last, Layout.sequence(1, 3))
-        assert keys[0, 0, :, 0].tolist() == left
-        assert torch.equal(values, -keys)
 
 
 @pytest.mark.parametrize(

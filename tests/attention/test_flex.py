@@ -61,6 +61,7 @@ GRIDS = {
 MARKED = {
     "padded": Grid.of(PADDED, causal=True),
     "packed": Grid.of(Layout.packed([20, 13]), window=7),
+    "rows at times": Grid.of(Layout.at(torch.arange(33) + torch.tensor([[0], [7], [90]]))),
 }
 
 

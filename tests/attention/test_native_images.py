@@ -15,7 +15,7 @@ from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduc
 from posenc.errors import BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout
-from tests.attention.comparing import built, draw
+from tests.attention.comparing import built, compare, draw
 from tests.support.watching import LargestTensor
 
 pytestmark = [built, pytest.mark.usefixtures("poisoned")]
@@ -28,6 +28,15 @@ def test_rows_by_axis_take_no_memory_for_each_query() -> None:
         output = attend(*inputs, Grid.of(Layout.image(16, 16)), encoding, backend="native")
         output.sum().backward()
     assert memory.most == inputs[0].numel()
+
+
+@pytest.mark.parametrize("size", [(2, 1), (2, 63), (2, 127), (4, 85)])
+def test_rows_of_an_image_end_beside_blocks_of_queries(size: tuple[int, int]) -> None:
+    encoding = posenc.create("decomposed2d", head_dim=24, size=size)
+    for parameter in encoding.parameters():
+        nn.init.normal_(parameter)
+    count = size[0] * size[1]
+    compare(draw(count, count), Grid.of(Layout.image(*size)), encoding, tolerance=1e-4)
 
 
 def test_auto_takes_the_kernels_for_irpe() -> None:

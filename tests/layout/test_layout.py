@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 import torch
 from torch import Tensor
@@ -107,12 +105,6 @@ def test_slices_of_regular_layouts_are_regular() -> None:
     documents = Layout.packed([2, 3]).slice(1, 4).document
     assert documents is not None
     assert documents.tolist() == [[0, 1, 1]]
-
-
-def test_slices_count_as_those_of_python() -> None:
-    layout, numbers = Layout.sequence(9), range(9)
-    for begin, end in product(range(-11, 12), repeat=2):
-        assert layout.slice(begin, end).order[0].tolist() == list(numbers[begin:end])
 
 
 def test_other_positions_are_not_taken_to_be_regular() -> None:
@@ -220,15 +212,6 @@ def test_wrong_arguments(make, message: str) -> None:  # type: ignore[no-untyped
         make()
 
 
-def test_offsets_are_key_less_query() -> None:
-    grid = Grid(Layout.sequence(2, start=5), Layout.sequence(3))
-    assert grid.offset[0, :, :, 0].tolist() == [[-5, -4, -3], [-6, -5, -4]]
-    line = grid.distinct_offsets()
-    for i in range(2):
-        for j in range(3):
-            assert line[j - i + 1] == grid.offset[0, i, j, 0]
-
-
 VISIBLE = {
     "causal": (Grid.of(Layout.sequence(3), causal=True), ["x..", "xx.", "xxx"]),
     "window": (Grid.of(Layout.sequence(4), window=2), ["xx..", "xxx.", ".xxx", "..xx"]),
@@ -244,25 +227,6 @@ VISIBLE = {
 def test_visible(grid: Grid, picture: list[str]) -> None:
     seen = grid.visible[0, 0].tolist()
     assert ["".join("x" if cell else "." for cell in row) for row in seen] == picture
-
-
-def test_documents_are_those_of_each_row() -> None:
-    rows = torch.tensor([[0, 0, 1], [0, 1, 1]])
-    layout = Layout(torch.zeros(2, 3, 1), torch.arange(3).unsqueeze(0), document=rows)
-    seen = Grid.of(layout).visible[:, 0].int()
-    assert seen[0].tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
-    assert seen[1].tolist() == [[1, 0, 0], [0, 1, 1], [0, 1, 1]]
-
-
-@pytest.mark.parametrize("queries", [1, 3])
-@pytest.mark.parametrize("start", [0, 1, 2, 9])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 3, 20])
-def test_dense_says_what_visible_shows(
-    queries: int, start: int, causal: bool, window: int | None
-) -> None:
-    grid = Grid(Layout.sequence(queries, start), Layout.sequence(4), causal, window)
-    assert grid.dense == bool(grid.visible.all())
 
 
 @pytest.mark.parametrize("rows", [(2, 3), (3, 2)])

@@ -23,8 +23,17 @@ MAX_LENGTH = 700
 WRONG = ("heads", "head_dim", "causal", "key_width", "axes", "length", "dtype")
 """Kinds of invalid arguments."""
 
-LAYOUTS = ("sequence", "sequence", "cross", "few", "packed", "padded", "gaps", "times")
-"""Kinds of texts."""
+LAYOUTS = (
+    *("sequence", "sequence", "cross", "few", "packed", "padded", "gaps", "times"),
+    *("holes", "mixed"),
+)
+"""Kinds of texts: ``holes`` are padding anywhere, ``mixed`` are documents that interleave."""
+
+EDGES = (4, 8, 16, 32, 64, 128, 192, 256, 512)
+"""Numbers of tokens at which vectors, tiles and blocks of kernels end."""
+
+GRADED = ("", "", "", "", "q", "k", "v", "qk", "xs")
+"""Operands that require gradients, as in ``attention_fuzz``; none named for all."""
 
 RANDOM = "random"
 """Name of an encoding of random parts."""
@@ -64,7 +73,7 @@ OPTIONS: Mapping[str, Mapping[str, tuple[object, ...]]] = {
 FAR = (2**31 - 100, 2**31 - 1, 2**32, 2**40)
 """Positions about which 32-bit integers end, and beyond."""
 
-UNBOUNDED = ("alibi", "dynamic_bias")
+UNBOUNDED = ("alibi", "dape", "dynamic_bias")
 """Encodings whose logits are as large as the distance: far apart, they are all rounding."""
 
 ORDERS = ("permuted", "tied", "stepped", "moved")
@@ -111,6 +120,8 @@ class Sizes:
         tiles: sides of the kernels' tiles, where they can be chosen.
         optional: share of options of encodings that are not the defaults.
         repeated: share of cases that repeat a call without gradients.
+        foreign: padding holds NaN and infinities, positions and some operands alone have gradients,
+            and logits have another scale.
         narrow: parameters are in half precision where operands are.
     """
 
@@ -125,6 +136,7 @@ class Sizes:
         *(torch.bfloat16, torch.float16),
     )
     layouts: tuple[str, ...] = LAYOUTS
+    foreign: bool = True
     many: float = 0.06
     far: float = 0.15
     orders: float = 0.1
@@ -157,7 +169,7 @@ INTERPRETED = Sizes(
     kv_heads=(1, 2),
     groups=(1, 1, 3),
     dtypes=(torch.float32, torch.float32, torch.bfloat16),
-    layouts=("sequence", "cross", "one", "packed", "packed", "padded", "padded", "gaps"),
+    layouts=("sequence", "cross", "one", "packed", "packed", "padded", "padded", "gaps", "times"),
     many=0.0,
     wrong=0.0,
     tiles=(16, 32, 64),
@@ -185,6 +197,7 @@ class AttentionCase:
         dtype: of the operands.
         frozen: the encoding's parameters require no gradient.
         memory: form of the memory of operands, parameters and the output's gradient.
+        forms: of queries, keys and values, where each has its own.
         kind: of the layouts.
         options: of the encoding, besides its sample's.
         apart: kernels take a few heads, pieces of keys and blocks of queries at a time, as in long
@@ -193,8 +206,11 @@ class AttentionCase:
         narrow: parameters are in half precision where operands are; else in float32.
         wrong: the invalid argument, or None.
         tile: sides of the kernels' tiles, of queries and of keys.
-        sinks, softcap: of the call; lse: gradients are of the LSE, too. None of them where the
-            encoding replaces the softmax.
+        sinks, softcap, scale: of the call; lse: gradients are of the LSE, too. No sinks, cap and
+            LSE where the encoding replaces the softmax.
+        poisoned: padding holds NaN and infinities, but for the reference.
+        graded: operands that require gradients (x: features of signals, s: sinks); "" for all.
+        placed: irregular positions require gradients.
     """
 
     number: int
@@ -222,6 +238,11 @@ class AttentionCase:
     lse: bool = False
     repeated: bool = False
     narrow: bool = False
+    forms: tuple[str, ...] = ()
+    scale: float | None = None
+    poisoned: bool = False
+    graded: str = ""
+    placed: bool = False
 
     @property
     def double(self) -> bool:
@@ -237,11 +258,16 @@ class AttentionCase:
 
 
 def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
-    """The case with this number."""
+    """The case with this number.
+
+    As many numbers as there are names have each name once, and as many times that as there are
+    kinds of texts have each name with each kind.
+    """
     dice = random.Random(number)
     carrying = [name for name in names if name in MANY]
     many = bool(carrying) and dice.random() < sizes.many
-    name = dice.choice(carrying if many else names)
+    turn, index = divmod(number, len(names))  # each name has a turn with each kind of text
+    name = dice.choice(carrying) if many else names[index]
     claims = METHODS[name].claims
     axes = 1 if many else dice.choice(claims.axes or (1, 2, 3))
     causal = claims.causal_only or dice.random() < 0.5
@@ -255,8 +281,9 @@ def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
         queries, keys, kind = *_many(dice), "many"
         options = MANY[name]
     else:
-        queries, keys, kind = _layouts(dice, name, batch, longest, axes, sizes)
-    window = dice.choice([None, None, None, 1, 7, 70, dice.choice(WIDEST), "band", "band"])
+        kind = sizes.layouts[(turn + index) % len(sizes.layouts)]
+        queries, keys, kind = _layouts(dice, name, kind, batch, longest, axes, sizes)
+    window = dice.choice([None, None, 1, _number(dice, 90), dice.choice(WIDEST), "band", "band"])
     intervals = dice.choice([None] * 8 + list(INTERVALS))
     case = AttentionCase(
         number=number,
@@ -285,6 +312,15 @@ def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
         repeated=dice.random() < sizes.repeated,
         narrow=sizes.narrow,
     )
+    if sizes.foreign:
+        case = replace(
+            case,
+            forms=tuple(dice.choices(DRAWN_FORMS, k=3)) if dice.random() < 0.3 else (),
+            scale=dice.choice([None, None, None, 0.05, 1.0]),
+            poisoned=dice.random() < 0.6,
+            graded=dice.choice(GRADED),
+            placed=dice.random() < 0.4,
+        )
     if many:
         return case
     drawn = OPTIONS.get(name, {}).items()
@@ -294,8 +330,17 @@ def draw(number: int, names: list[str], sizes: Sizes = WIDE) -> AttentionCase:
 
 def _band(dice: random.Random) -> tuple[int | None, int | None]:
     """A window of unequal sides, which need not hold the query itself."""
-    low, high = sorted(dice.choice([-70, -7, -1, 0, 1, 7, 70]) for _ in range(2))
+    ends = (dice.choice([0, 1, _number(dice, 90)]) * dice.choice([-1, 1]) for _ in range(2))
+    low, high = sorted(ends)
     return (None if dice.random() < 0.2 else low), (None if dice.random() < 0.2 else high)
+
+
+def _number(dice: random.Random, most: int) -> int:
+    """A number from 1 to ``most``, at the end of a vector, tile or block as often as anywhere."""
+    edges = [edge for edge in EDGES if edge <= most]
+    if not edges or dice.random() < 0.5:
+        return dice.randint(1, most)
+    return min(most, dice.choice(edges) + dice.choice([-1, 0, 1]))
 
 
 def shown(case: AttentionCase, grid: Grid) -> Grid:
@@ -310,17 +355,18 @@ def shown(case: AttentionCase, grid: Grid) -> Grid:
         lengths = torch.randint(-3, 4, (2 * case.batch, count), generator=generator)
         return grid.with_blocks(lengths.clamp(min=-1).sort(dim=1).values[: case.batch])
     ends = torch.randint(-20, 90, (case.batch, count, 2), generator=generator)
+    if case.number % 2:  # from one key to the end of a tile
+        ends[..., 1] = ends[..., 0].clamp(min=0) // 16 * 16 + 16
     return replace(grid, intervals=ends + grid.query.order.unsqueeze(-1) // 2)
 
 
 def _layouts(
-    dice: random.Random, name: str, batch: int, longest: int, axes: int, sizes: Sizes
+    dice: random.Random, name: str, kind: str, batch: int, longest: int, axes: int, sizes: Sizes
 ) -> tuple[Layout, Layout, str]:
-    """Layouts of queries and keys as models use them, and their kind."""
-    length = dice.randint(1, longest)
+    """Layouts of queries and keys as models use them, and all about their kind."""
+    length = _number(dice, longest)
     if axes == 2 and dice.random() < sizes.images:
         return *_image_layouts(dice, batch, max(1, int(length**0.5))), "image"
-    kind = dice.choice(sizes.layouts)
     queries, keys = _texts(dice, kind, batch, length, longest)
     queries, keys = _changed(queries, keys, lambda layout, _: fold(layout, axes), together=True)
     far = partial(_far, apart=name not in UNBOUNDED)
@@ -335,8 +381,11 @@ def _texts(
     dice: random.Random, kind: str, batch: int, length: int, longest: int
 ) -> tuple[Layout, Layout]:
     if kind == "cross":
-        keys = Layout.sequence(dice.randint(1, longest), start=dice.randint(0, 5))
-        return Layout.sequence(length, start=dice.randint(0, 9)), keys
+        count = _number(dice, longest)
+        keys = Layout.sequence(count, start=dice.randint(0, 5))
+        if dice.random() < 0.3:
+            keys = _padded(dice, batch, count)
+        return Layout.sequence(length, start=dice.choice([0, 9, count, -length // 2])), keys
     if kind == "one":
         keys = Layout.sequence(length, start=dice.randint(0, 5))
         return keys.slice(length - 1, length), keys
@@ -346,17 +395,49 @@ def _texts(
         cuts = [dice.randint(1, max(1, length)) for _ in range(dice.randint(1, 4))]
         keys = Layout.packed(cuts)
     elif kind == "padded":
-        lengths = [dice.randint(0, length) for _ in range(batch)]
-        keys = Layout.padded(lengths, length, side=dice.choice(["left", "right"]))
+        keys = _padded(dice, batch, length)
+    elif kind == "holes":
+        rows = dice.choice([1, batch])
+        keys = Layout.from_attention_mask(_some(dice, (rows, length), dice.choice([0.2, 0.9])))
+    elif kind == "mixed":
+        keys = _mixed(dice, batch, length)
     elif kind == "gaps":
         keys = Layout.at(torch.tensor(sorted(dice.sample(range(2 * length), length))))
     elif kind == "times":
         rows = [sorted(dice.uniform(0, length) for _ in range(length)) for _ in range(batch)]
         keys = Layout.at(torch.tensor(rows, dtype=dice.choice([torch.float32, torch.float64])))
     else:
-        keys = Layout.sequence(length, start=dice.randint(0, 5))
+        keys = Layout.sequence(length, start=dice.choice([0, dice.randint(0, 5), -length // 2]))
     begin = dice.choice([0, 0, dice.randrange(keys.length)])  # the last ones, as with a cache
-    return (keys if begin == 0 else keys.slice(begin, keys.length)), keys
+    end = keys.length if dice.random() < 0.8 else dice.randint(begin + 1, keys.length)
+    return (keys if end - begin == keys.length else keys.slice(begin, end)), keys
+
+
+def _padded(dice: random.Random, batch: int, length: int) -> Layout:
+    lengths = [dice.choice([0, length, dice.randint(0, length)]) for _ in range(batch)]
+    return Layout.padded(lengths, length, side=dice.choice(["left", "right"]))
+
+
+def _some(dice: random.Random, shape: tuple[int, int], share: float) -> torch.Tensor:
+    """True for about this share of the tokens."""
+    generator = torch.Generator().manual_seed(dice.randrange(2**31))
+    return torch.rand(shape, generator=generator) < share
+
+
+def _mixed(dice: random.Random, batch: int, length: int) -> Layout:
+    """Documents in each row, in one piece or in several, and padding between them."""
+    rows = dice.choice([1, batch])
+    document = _some(dice, (rows, length), dice.choice([0.05, 0.5])).long().cumsum(1)
+    if dice.random() < 0.5:
+        document = document.remainder(dice.choice([2, 3]))
+    places = torch.arange(length).expand(rows, -1)
+    first = places.where(document.diff(dim=1, prepend=document[:, :1] - 1) != 0, 0).cummax(1)[0]
+    return Layout(
+        (places - first).float().unsqueeze(-1),
+        places[:1],
+        document=document,
+        valid=_some(dice, (rows, length), 0.8) if dice.random() < 0.4 else None,
+    )
 
 
 def _many(dice: random.Random) -> tuple[Layout, Layout]:

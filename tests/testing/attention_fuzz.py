@@ -69,6 +69,9 @@ ROUNDINGS = 32.0
 SHARED = Prepared()
 """Results that backends share over all cases, which must not take one for the other."""
 
+POISON = (torch.nan, torch.inf, -torch.inf)
+"""What padding may hold."""
+
 DRAWS = 4
 """Of ``_rounded``: whether a number crosses a bend is a matter of chance."""
 
@@ -165,11 +168,19 @@ def make_encoding(case: AttentionCase) -> tuple[Encoding, int]:
 
 
 def _operand(
-    shape: tuple[int, ...], memory: str, dtype: torch.dtype, generator: torch.Generator
+    shape: tuple[int, ...],
+    memory: str,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    padding: Tensor | None = None,
 ) -> Tensor:
-    """A random leaf tensor of the shape, in memory of that form."""
+    """A random leaf tensor of the shape, in memory of that form, with anything in ``padding``."""
     x = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-    return guarded(FORMS[memory](x)).requires_grad_()
+    made = FORMS[memory](x)
+    if padding is not None and torch.equal(made, x):  # no two numbers are in one place
+        numbers = torch.tensor(POISON, dtype=dtype).repeat(shape[-1])[: shape[-1]]
+        made.copy_(torch.where(padding[:, None, :, None], numbers, made))
+    return guarded(made)
 
 
 Outcome = tuple[list[Tensor], None] | tuple[None, PosencError]
@@ -236,18 +247,30 @@ def _call(case: AttentionCase, encoding: Encoding, head_dim: int) -> Callable[..
     shapes = ((heads, size[0], width), (groups, size[1], key_width), (groups, size[1], value_dim))
     parameters = [p for p in encoding.parameters() if p.requires_grad]
     softmax = encoding.score is None or not encoding.score.replaces_softmax
+    places, moved = _places(case, queries, keys)
 
     def of_weights(dtype: torch.dtype) -> torch.dtype:
         return dtype if case.narrow else torch.promote_types(dtype, torch.float32)
 
-    def draw(dtype: torch.dtype, seed: int) -> list[Tensor]:
+    def draw(dtype: torch.dtype, seed: int, *, poisoned: bool = False) -> list[Tensor]:
         """Queries, keys, values, features that signals are of, and sinks."""
         generator = torch.Generator().manual_seed(seed)
-        leaves = [_operand((batch, *s), case.memory, dtype, generator) for s in shapes]
+        padding = [x.valid if x.valid is None else ~x.valid for x in (queries, keys, keys)]
+        leaves = [
+            _operand((batch, *s), form, dtype, generator, hidden if poisoned else None)
+            for s, form, hidden in zip(
+                shapes, case.forms or (case.memory,) * 3, padding, strict=True
+            )
+        ]
         features = (batch, 1, keys.length, case.heads * head_dim)
         leaves.append(_operand(features, "contiguous", of_weights(dtype), generator))
         if case.sinks and softmax:
-            leaves.append(torch.randn(heads, generator=generator).to(dtype).requires_grad_())
+            leaves.append(torch.randn(heads, generator=generator).to(dtype))
+        return _graded(leaves)
+
+    def _graded(leaves: list[Tensor]) -> list[Tensor]:
+        for name, x in zip("qkvxs", leaves, strict=False):
+            x.requires_grad_(not case.graded or name in case.graded)
         return leaves
 
     def compute(backend: str, leaves: list[Tensor]) -> tuple[Tensor, ...]:
@@ -255,9 +278,10 @@ def _call(case: AttentionCase, encoding: Encoding, head_dim: int) -> Callable[..
         q, k, v, x, *sinks = leaves
         if case.wrong == "dtype":
             k = k.half() if k.dtype != torch.float16 else k.float()
-        grid = _grid(case, encoding, queries, keys, x.squeeze(1))
+        grid = _grid(case, encoding, *places, x.squeeze(1))
         options: dict[str, Any] = {"sinks": sinks[0]} if sinks else {}
         options |= {"softcap": case.softcap} if softmax else {}
+        options["scale"] = case.scale
         wanted: Any = case.lse and softmax
         options |= {"backend": backend, "return_lse": wanted}
         with nullcontext() if backend == "reference" else SHARED:
@@ -269,27 +293,43 @@ def _call(case: AttentionCase, encoding: Encoding, head_dim: int) -> Callable[..
         for parameter in encoding.parameters():
             if parameter.dim() > 1:
                 parameter.data = guarded(FORMS[case.memory](parameter.data))
-        leaves = draw(dtype, case.number)
+        poisoned = case.poisoned and case.wrong is None and backend != "reference"
+        leaves = draw(dtype, case.number, poisoned=poisoned)
         if nudge is not None:
             unit = ROUNDINGS * torch.finfo(dtype).eps
-            leaves = [nudged(x.detach(), unit, nudge).requires_grad_() for x in leaves]
+            leaves = _graded([nudged(x.detach(), unit, nudge) for x in leaves])
         if case.repeated:
             with torch.no_grad():
                 for seed in (1, 2) if backend != "reference" else ():
                     compute(backend, [x.detach() for x in draw(dtype, case.number + seed)])
                 return list(compute(backend, [x.detach() for x in leaves]))
         output, *lse = compute(backend, leaves)
-        inputs = [*leaves, *parameters]
+        inputs = [x for x in (*leaves, *parameters, *moved) if x.requires_grad]
         zeros = [torch.zeros_like(x) for x in inputs]
         if not output.requires_grad:
-            raise Failure(f"{case}\n{backend}: the output is detached from the graph")
+            if any(x.requires_grad for x in leaves[:3]):
+                raise Failure(f"{case}\n{backend}: the output is detached from the graph")
+            return [output, *zeros]
         sent = [guarded(FORMS[case.memory](output.detach().cos()))]
+        lse = [x for x in lse if x.requires_grad]
         sent += [x.detach().masked_fill(x.isneginf(), 0.0).cos() for x in lse]
         raw = torch.autograd.grad([output, *lse], inputs, sent, allow_unused=True)
         gradients = [z if g is None else g for z, g in zip(zeros, raw, strict=True)]
         return [output.detach(), *gradients]
 
     return call
+
+
+def _places(
+    case: AttentionCase, queries: Layout, keys: Layout
+) -> tuple[tuple[Layout, Layout], list[Tensor]]:
+    """The layouts, and their positions that require gradients."""
+    if not case.placed or queries.start is not None or keys.start is not None or queries.extent:
+        return (queries, keys), []
+    sides = list(dict.fromkeys((queries, keys)))
+    moved = [side.positions.clone().requires_grad_() for side in sides]
+    made = [side.with_positions(x) for side, x in zip(sides, moved, strict=True)]
+    return (made[0], made[-1]), moved
 
 
 def _grid(

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from posenc.attention.backends.common.base import Plan, Refusal, Result
 from posenc.attention.backends.sdpa import Sdpa
 from posenc.attention.problem.problem import Problem
-from tests.testing.attention_cases import BFLOAT16, AttentionCase, draw
+from tests.testing.attention_cases import BFLOAT16, LAYOUTS, AttentionCase, draw
 from tests.testing.attention_fuzz import Failure, everywhere, fuzz
 
-PARTS, COUNT = 8, 40
+COUNT = 40
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", range(len(LAYOUTS)))
 def test_backends_agree_on_random_calls(part: int) -> None:
-    served = {name for _, names in fuzz(COUNT, first=part * COUNT) for name in names}
+    """Every encoding, and in all parts together with every kind of text."""
+    count = len(everywhere().names)
+    served = {name for _, names in fuzz(count, first=part * count) for name in names}
     assert {"auto", "sdpa", "blockwise", "reference"} <= served
 
 
@@ -57,8 +61,10 @@ def test_a_backend_that_takes_wrong_heads_is_found(monkeypatch: pytest.MonkeyPat
     number = next(n for n in range(10_000) if _is_wrong(draw(n, ["alibi"])))
     for check in ("api.validate", "problem.lowering._require_shapes"):
         monkeypatch.setattr(f"posenc.attention.{check}", lambda *given, **options: None)
+    # Compiled kernels would read beyond the operands, which ends the process.
+    scope = replace(everywhere(["alibi"]), backends=("reference", "blockwise"))
     with pytest.raises(Failure):
-        list(fuzz(1, first=number, scope=everywhere(["alibi"])))
+        list(fuzz(1, first=number, scope=scope))
 
 
 def _is_wrong(case: AttentionCase) -> bool:

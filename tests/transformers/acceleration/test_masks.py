@@ -251,7 +251,8 @@ def test_keys_are_read_back_where_all_queries_see_the_same() -> None:
     causal = torch.ones(12, 12, dtype=torch.bool).tril().expand(2, 1, 12, 12)
     row = torch.tensor([0.0, -1.0, -10_000.0, LOWEST, 2.0])
     biases = (row, row[:3], torch.tensor([0.0, -1e-3]), torch.tensor([0.0, 5.0]))
-    for kept in (causal, *(bias.expand(2, 1, len(bias), -1) for bias in biases)):
+    last_row = torch.stack([torch.ones(1, 12, 12), causal[1]]) > 0
+    for kept in (causal, last_row, *(bias.expand(2, 1, len(bias), -1) for bias in biases)):
         assert masks.attended_keys(kept) is kept
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -233,3 +234,31 @@ def test_models_without_rope_have_no_differences() -> None:
 def test_every_method_that_transformers_names_is_held() -> None:
     named = {name for name, entry in EXTENSIONS.items() if entry.claims.transformers}
     assert named - {"direct"} == {method for method, *_ in METHODS}
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_random_scalings_are_read_as_transformers_reads_them(number: int) -> None:
+    """Of any base, width and length of training, also of one that is long for its base."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    dice = random.Random(number)
+    kind, width = dice.choice(["linear", "yarn", "yarn", "llama3"]), dice.choice([16, 64, 128])
+    trained, factor = 2 ** dice.randint(8, 20), dice.choice([1.5, 4.0, 32.0])
+    parameters = {"rope_type": kind, "rope_theta": 10.0 ** dice.uniform(2, 7), "factor": factor}
+    if kind != "linear":
+        parameters[TRAINED] = trained
+    if kind == "llama3":
+        parameters |= {"low_freq_factor": 1.0, "high_freq_factor": dice.choice([1.5, 4.0])}
+    if kind == "yarn" and dice.random() < 0.5:
+        parameters |= {"beta_fast": 16.0, "beta_slow": 2.0, "truncate": dice.random() < 0.5}
+    config = transformers.LlamaConfig(
+        hidden_size=4 * width,
+        num_attention_heads=4,
+        max_position_embeddings=int(trained * factor),
+        rope_parameters=parameters,
+    )
+    rope = LlamaRotaryEmbedding(config)
+    fields = ModelConfig.of(config.to_dict())
+    [found] = ENGINES["transformers"].rotations(fields, trained).values()
+    assert found.frequencies == pytest.approx(rope.inv_freq.tolist(), rel=1e-5)
+    assert found.gain == pytest.approx(rope.attention_scaling)

@@ -64,6 +64,13 @@ def test_methods_of_transformers_are_its_own(method: str) -> None:
     assert report.place == ("attention" if varies else "frequencies")
 
 
+def test_small_changes_of_frequencies_are_made() -> None:
+    model = model_of("llama")
+    before = model.model.rotary_emb.inv_freq.clone()
+    stretch(model, "interpolate", factor=1.004)
+    torch.testing.assert_close(model.model.rotary_emb.inv_freq, before / 1.004)
+
+
 TYPES = ("llama", "qwen3", "gemma3_text", "phi", "deepseek_v3", "glm4")
 
 

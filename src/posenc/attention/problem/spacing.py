@@ -116,9 +116,9 @@ def _leads(layout: Layout, rows: int) -> tuple[Tensor, Tensor]:
     size = (rows, layout.length)
     row = torch.arange(rows, device=layout.device).unsqueeze(1).expand(size)
     numbers = torch.stack([row, documents_of(layout).expand(size)], dim=-1)
-    coordinates = torch.stack([layout.positions[..., 0].double(), layout.order.double()], dim=-1)
-    place = torch.arange(layout.length, device=layout.device).unsqueeze(1)
-    leads = (coordinates.detach() - place).expand(*size, 2)
+    coordinates = (layout.positions[..., 0].detach(), layout.order)
+    leads = torch.stack([x.double().expand(size) for x in coordinates], dim=-1)
+    leads = leads - torch.arange(layout.length, device=layout.device).unsqueeze(1)
     if layout.valid is None:
         return numbers.flatten(0, 1), leads.flatten(0, 1)
     valid = layout.valid.expand(size)

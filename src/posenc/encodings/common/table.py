@@ -47,7 +47,7 @@ def require_inside(
         return
     else:
         positions = real_positions(layout, axis)  # which may have been written since the last call
-        first, last = float(positions.min()), float(positions.max())
+        first, last = (float(end) for end in positions.detach().aminmax())
     if first < 0 or last > count - 1:
         raise LengthError(
             "positions",

@@ -94,12 +94,15 @@ def structured_terms(
 ) -> tuple[StructuredScore, ...] | None:
     """The structured form; for documents, the form of a sequence that has all their offsets.
 
-    None where there is none.
+    None where there is none, or positions have gradients, which a sequence's have not.
     """
     score = problem.encoding.score
     if problem.lowered is not None or (score is not None and score.replaces_product):
         return problem.lowered
     grid, (first, last), queries = problem.grid, domain, problem.q.shape[2]
+    sides = (grid.query, grid.key)
+    if torch.is_grad_enabled() and any(side.positions.requires_grad for side in sides):
+        return None
     if grid.query.signal is not None or grid.key.signal is not None:
         return None
     if score is not None and score.reads_layout:
