@@ -430,6 +430,8 @@ def _mixed(dice: random.Random, batch: int, length: int) -> Layout:
     document = _some(dice, (rows, length), dice.choice([0.05, 0.5])).long().cumsum(1)
     if dice.random() < 0.5:
         document = document.remainder(dice.choice([2, 3]))
+    if dice.random() < 0.5:  # later documents come first
+        document = document.flip(1)
     places = torch.arange(length).expand(rows, -1)
     first = places.where(document.diff(dim=1, prepend=document[:, :1] - 1) != 0, 0).cummax(1)[0]
     return Layout(
