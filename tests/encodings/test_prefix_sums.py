@@ -23,7 +23,7 @@ def draw(dice: random.Random, rows: int, *, documents: bool) -> Layout:
 
     return Layout(
         torch.zeros(1, length, 1),
-        whole(-3, 4),
+        whole(*dice.choice([(-3, 4), (0, 1)])),
         document=whole(-1, 1) if documents else None,
         valid=whole(0, 3) > 0 if dice.random() < 0.5 else None,
     )
