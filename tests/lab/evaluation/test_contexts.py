@@ -86,6 +86,22 @@ def test_each_length_is_read_as_a_whole_where_the_rotation_depends_on_it() -> No
     assert set(done.right) == {48}
 
 
+def test_a_rotation_by_length_is_measured_at_the_lengths_alone() -> None:
+    model = live("llama", vocab_size=128, max_position_embeddings=512)
+    stretched = model.extended("dynamic_ntk", factor=2.0, length=512, options={})
+    given = suite(model, count=3)
+    plain, found = given.measure(model), given.measure(stretched)
+    assert list(found.loss) == list(plain.loss)
+    assert found.loss[512] == pytest.approx(plain.loss[512], abs=0.02)
+    places = [at for at, _ in found.by_position]
+    assert len(places) < len(plain.by_position) == contexts.BINS
+    assert {length: len(values) for length, values in found.pieces["loss"].items()} == {
+        256: 12,
+        512: 12,
+        1024: 12,
+    }
+
+
 class Uniform(nn.Module):
     """Every token as likely as another, of 128; ``better`` times as likely from a place on."""
 

@@ -257,8 +257,9 @@ class ContextSuite:
             yield _Measured(
                 {length: self._parts(more, length) for length in self.lengths},
                 {
-                    place: _mean(values, more[: place + len(values)])
+                    place: _mean(values, more)
                     for place, values in self._binned(more)
+                    if not done.bits[row, place : place + len(values)].isnan().all()
                 },
                 {length: values[row].tolist() for length, values in right.items()},
                 seconds,
@@ -350,7 +351,7 @@ class ContextSuite:
     def _parts(self, more: Float[Tensor, " L"], length: int) -> list[float]:
         """Means over parts of the last tokens before a length."""
         last = more[length - length // LAST : length]
-        return [_mean(part, last, more[:length]) for part in last.tensor_split(PARTS)]
+        return [_mean(part, last, more[:length], more) for part in last.tensor_split(PARTS)]
 
     def _binned(self, more: Float[Tensor, " L"]) -> Iterator[tuple[int, Tensor]]:
         """Bins of a context's tokens by their first position."""
