@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend, create
-from posenc.attention.backends.blockwise import definition, offsets
+from posenc.attention.backends import blockwise
 from posenc.attention.backends.native import splitting
 from posenc.extension import extend
 from tests.attention.comparing import compare_dropped, draw_for
@@ -26,9 +26,7 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offsets, "ROWS", 13)
-    monkeypatch.setattr(offsets, "BUDGET", {"cpu": 4000})
-    monkeypatch.setattr(definition, "BUDGET", 3000)
+    monkeypatch.setattr(blockwise, "BUDGET", 3000)
 
 
 def made(name: str) -> tuple[Encoding, Grid]:
@@ -124,8 +122,7 @@ def test_dropout_is_the_same_for_any_blocks(name: str, monkeypatch: pytest.Monke
     encoding, grid = made(name)
     inputs, outputs = draw_for(grid, width=WIDTH, dtype=torch.float64), []
     for budget in (3000, 2**22):
-        monkeypatch.setattr(offsets, "BUDGET", {"cpu": budget})
-        monkeypatch.setattr(definition, "BUDGET", budget)
+        monkeypatch.setattr(blockwise, "BUDGET", budget)
         torch.manual_seed(0)
         outputs.append(attend(*inputs, grid, encoding, backend="blockwise", dropout=0.3))  # type: ignore[misc]
     torch.testing.assert_close(*outputs, atol=1e-12, rtol=1e-12)

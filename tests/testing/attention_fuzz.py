@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from posenc.attention import BACKENDS, attend
-from posenc.attention.backends import sdpa
-from posenc.attention.backends.blockwise import definition, offsets
+from posenc.attention.backends import blockwise, sdpa
 from posenc.attention.backends.native import posing, splitting
 from posenc.attention.backends.triton.form import INTERPRETED as HAS_INTERPRETER
 from posenc.encoding import Encoding
@@ -106,8 +105,7 @@ def _pieces(case: AttentionCase) -> Iterator[None]:
     """A case's calls are computed a few heads and tokens at a time, if it says so."""
     limits = (
         *((splitting, "MANY", 0), (posing, "LONG", 0)),
-        *((offsets, "ROWS", 13), (offsets, "BUDGET", {"cpu": 10_000})),
-        *((definition, "BUDGET", 10_000), (sdpa, "CAUSAL_BLOCK", 64)),
+        *((blockwise, "BUDGET", 10_000), (sdpa, "CAUSAL_BLOCK", 64)),
     )
     with pytest.MonkeyPatch.context() as patch:
         for module, name, limit in limits if case.apart else ():

@@ -282,12 +282,18 @@ def _dense(term: StructuredScore, grid: Grid) -> Scores:
 
 
 def _at(bucket: Int[Tensor, "b L M"], product: TokenTableProduct) -> Float[Tensor, "b H L M"]:
-    """Products of tokens with the rows of buckets."""
+    """Products of tokens with the rows of buckets, no more at a time than there are pairs."""
     tokens, rows = _factors(product)
-    products = tokens @ rows.mT  # [b, H, L, N]
-    batch = bucket.shape[0] if bucket.shape[0] > 1 else products.shape[0]  # len() is no symbol
-    index = bucket.unsqueeze(1).expand(batch, products.shape[1], -1, -1)
-    return products.expand(batch, -1, -1, -1).gather(-1, index)
+    batch = bucket.shape[0] if bucket.shape[0] > 1 else tokens.shape[0]  # len() is no symbol
+    size = tokens.shape[2]
+    if not torch.compiler.is_compiling():
+        size = max(1, size * bucket.shape[2] // rows.shape[1])
+    parts = []
+    for part, index in zip(tokens.split(size, 2), bucket.split(size, 1), strict=True):
+        products = part @ rows.mT  # [b, H, l, N]
+        index = index.unsqueeze(1).expand(batch, products.shape[1], -1, -1)
+        parts.append(products.expand(batch, -1, -1, -1).gather(-1, index))
+    return torch.cat(parts, dim=2)
 
 
 def _factors(product: TokenTableProduct) -> tuple[Float[Tensor, "b H L F"], Float[Tensor, "h N F"]]:

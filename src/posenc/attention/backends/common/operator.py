@@ -31,7 +31,6 @@ class Operator:
         empty_output: tensors of the shapes, strides and dtypes of ``output``.
         empty_gradient: likewise of the gradient of a tensor at a path, wanted or not; None for
             none.
-        direct: call kernels without PyTorch's dispatcher where nothing observes it.
     """
 
     name: str
@@ -39,7 +38,6 @@ class Operator:
     gradients: Callable[[KernelProblem, Sequence[Tensor], Container[str], bool], Gradients]
     empty_output: Callable[[KernelProblem], tuple[Tensor, Tensor]]
     empty_gradient: Callable[[str, Tensor, bool], Tensor | None]
-    direct: bool = False
     _forward: Callable[..., Any] = field(init=False, repr=False)
     _backward: Callable[..., Any] = field(init=False, repr=False)
 
@@ -59,7 +57,7 @@ class Operator:
     def attend(self, record: KernelProblem) -> tuple[Tensor, Tensor]:
         """Output and LSE."""
         tensors, *rest = flatten(record, SCHEMA)
-        if not self.direct or needs_dispatch(*tensors):
+        if needs_dispatch(*tensors):
             results: tuple[Tensor, Tensor] = self._forward(tensors, *rest)
         elif torch.is_grad_enabled():
             results = _Direct.apply(self, record, *rest, *tensors)

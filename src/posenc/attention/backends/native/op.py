@@ -162,6 +162,4 @@ def _empty_gradient(path: str, x: Tensor, wanted: bool) -> Tensor | None:
     return x.new_empty(x.shape)
 
 
-NATIVE = Operator(
-    "native", compute_output, compute_gradients, _empty_output, _empty_gradient, direct=True
-)
+NATIVE = Operator("native", compute_output, compute_gradients, _empty_output, _empty_gradient)

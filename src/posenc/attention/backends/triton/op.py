@@ -73,9 +73,7 @@ def _empty_gradient(path: str, x: Tensor, wanted: bool) -> Tensor | None:
     return empty_as(x, x.shape[-1]) if of_tokens else x.new_empty(x.shape)
 
 
-TRITON = Operator(
-    "triton", compute_output, compute_gradients, _empty_output, _empty_gradient, direct=True
-)
+TRITON = Operator("triton", compute_output, compute_gradients, _empty_output, _empty_gradient)
 
 
 def _ready(record: KernelProblem) -> KernelProblem:

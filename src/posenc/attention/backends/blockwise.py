@@ -1,4 +1,4 @@
-"""The definition, a block of queries at a time, computed again for the backward pass.
+"""The definition, a block of queries at a time: memory linear in the length, on any device.
 
 Memory grows with a block of queries times its keys, not with queries times keys. A block looks at
 the keys from the first to the last that any of its queries sees.
@@ -7,16 +7,16 @@ the keys from the first to the last that any of its queries sees.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc.attention.backends.blockwise.offsets import seen_keys
-from posenc.attention.backends.common.base import Result, join_queries
+from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result, join_queries
 from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.problem.lowering import given_encoding, part_of
-from posenc.attention.problem.offsets import Offsets, run_intervals
+from posenc.attention.problem.offsets import run_intervals
 from posenc.attention.problem.problem import CounterDropout, GlobalSoftmax, Problem, draw_seed
 from posenc.encoding import (
     BlockTransforms,
@@ -39,8 +39,31 @@ BUDGET = 2**21
 """Logits a block, so that a tensor of them has 8 MiB in float32."""
 
 
-def attend_blockwise(problem: Problem, *, lse: bool) -> Result:
-    """Attention by definition, block by block."""
+class Blockwise(Backend):
+    """The definition, a block of queries at a time, computed again for the backward pass.
+
+    Gradients of everything, dropout included, which is the same for any blocks.
+    """
+
+    name = "blockwise"
+
+    def plan(self, problem: Problem) -> Plan | Refusal:
+        if torch.compiler.is_compiling():
+            return Refusal("a compiled graph would hold all of its blocks")
+        how = "the definition, a block of queries at a time" + _memory(problem)
+        return Plan(how, partial(_attend_blockwise, problem), by_definition=True)
+
+
+def _memory(problem: Problem) -> str:
+    score = problem.encoding.score
+    if score is not None and score.keys_by_keys and block_transforms(problem) is None:
+        return " (its score takes memory K×K)"
+    if is_transformed():
+        return ", which torch.func can transform"
+    return " (memory linear in the length)"
+
+
+def _attend_blockwise(problem: Problem, *, lse: bool) -> Result:
     problem = with_counter_dropout(problem.rotated)
     (batch, heads, queries, _), keys = problem.q.shape, problem.k.shape[2]
     size = max(1, min(queries, BUDGET // max(1, batch * heads * keys)))
@@ -55,12 +78,12 @@ def attend_blockwise(problem: Problem, *, lse: bool) -> Result:
         ahead = 0 if form is None else (form.first + begin) % BLOCK
         rows = slice(begin, min(queries, begin + size - ahead))
         grid = problem.grid.slice(rows.start, rows.stop)
-        visible_keys = _seen_keys(grid, rows, problem.grid) if cuts else slice(0, keys)
+        visible_keys = seen_keys(grid, rows, problem.grid) if cuts else slice(0, keys)
         block = _block_problem(problem, grid, rows, visible_keys)
         if form is not None:
             score = TransformedProducts(transformed, form.first, begin)
             block = replace(block, encoding=Encoding(score=score, value=problem.encoding.value))
-        blocks.append(_attend(block, lse=lse, alone=rows == slice(0, queries)))
+        blocks.append(_attend_block(block, lse=lse))
         begin = rows.stop
     return join_queries(blocks)
 
@@ -93,7 +116,7 @@ def looks_at_seen_keys(problem: Problem) -> bool:
 def block_transforms(problem: Problem) -> BlockTransforms | None:
     """The score's block transforms, where keys lie in the order that their products need."""
     score, grid = problem.encoding.score, problem.grid
-    if score is None or not score.keys_by_keys or torch.compiler.is_compiling():
+    if score is None or not score.keys_by_keys:
         return None
     regular = grid.shift is not None and not grid.segmented
     if not regular and run_intervals(grid) is None:
@@ -102,16 +125,17 @@ def block_transforms(problem: Problem) -> BlockTransforms | None:
     return form if isinstance(form, BlockTransforms) else None
 
 
-def _seen_keys(grid: Grid, rows: slice, all_rows: Grid) -> slice:
+def seen_keys(grid: Grid, rows: slice, all_rows: Grid) -> slice:
     """Keys from the first to the last that the queries of a block see; one where there is none.
 
     Args:
         grid: of the block; rows: its queries.
         all_rows: the grid of all queries.
     """
-    count = grid.key.length
-    if all_rows.shift is not None and not all_rows.segmented:
-        return seen_keys(Offsets.regular(all_rows).geometry(), rows, count)
+    count, shift, (lowest, highest) = grid.key.length, all_rows.shift, all_rows.band
+    if shift is not None and not all_rows.segmented:
+        first = min(max(0, rows.start + lowest - shift), count - 1)
+        return slice(first, max(first + 1, min(count, rows.stop + highest - shift)))
     if grid.query.device.type != "cpu" or not has_values(grid.key.order):
         return slice(0, count)
     visible = grid.visible.flatten(0, 2).any(0).nonzero().flatten()
@@ -151,12 +175,12 @@ def _block_problem(problem: Problem, grid: Grid, rows: slice, keys: slice) -> Pr
     return replace(block, encoding=given_encoding(part_of(lowered, rows, keys)))
 
 
-def _attend(block: Problem, *, lse: bool, alone: bool) -> Result:
+def _attend_block(block: Problem, *, lse: bool) -> Result:
     def run(q: Tensor, k: Tensor, v: Tensor) -> Result:
         return attend_by_definition(replace(block, q=q, k=k, v=v), lse=lse)
 
     # torch.func's transforms do not take the hooks by which a checkpoint computes again.
-    if alone or not torch.is_grad_enabled() or is_transformed():
+    if not torch.is_grad_enabled() or is_transformed():
         return run(block.q, block.k, block.v)
     result: Result = checkpoint(run, block.q, block.k, block.v, use_reentrant=False)
     return result
@@ -200,3 +224,6 @@ class TransformedProducts(ScoreTerm):
         scores = torch.cat(logits[::-1], 3)
         missing = k.shape[2] - scores.shape[3]
         return torch.nn.functional.pad(scores, (0, missing))
+
+
+ENTRY = Blockwise()
