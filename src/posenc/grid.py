@@ -15,7 +15,6 @@ from posenc.arguments import check
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.layout.checks import require_tensor, require_whole
-from posenc.layout.display import grid_html, grid_line
 from posenc.layout.features import require_layout
 from posenc.layout.fields import register
 from posenc.layout.integers import exact_dtype
@@ -171,10 +170,11 @@ class Grid:
         return replace(self, query=self.query.slice(begin, end), intervals=intervals)
 
     def __repr__(self) -> str:
-        return grid_line(self)
-
-    def _repr_html_(self) -> str:
-        return grid_html(self)
+        same = self.query is self.key
+        sides = f"of({self.query}" if same else f"query={self.query}, key={self.key}"
+        window = "" if self.window is None else f", window={self.window}"
+        intervals = "" if self.intervals is None else ", intervals=…"
+        return f"Grid{'.' if same else '('}{sides}, causal={self.causal}{window}{intervals})"
 
     @property
     def offset(self) -> Float[Tensor, "b Q K A"]:

@@ -24,7 +24,6 @@ from posenc.errors import ArgumentError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.layout.checks import require_whole
-from posenc.layout.display import table_html
 from posenc.layout.features import require_features, require_token_ids
 from posenc.layout.padding import zero_invalid
 from posenc.runtime import has_values
@@ -117,19 +116,6 @@ class Encoding(nn.Module):
                 remedy="Use posenc.create(name, …) or Encoding.of(part).",
             )
         return Encoding.of(*self.parts(), *other.parts())
-
-    def _repr_html_(self) -> str:
-        note = "For causal attention only." if self.causal_only else ""
-        rows = []
-        for site in self.SITES:
-            part: Part | None = getattr(self, site)
-            if part is None:
-                rows.append((site, "–", "", ""))
-                continue
-            parameters = sum(parameter.numel() for parameter in part.parameters())
-            rows.append((site, type(part).__name__, part.extra_repr(), f"{parameters:,}"))
-        headers = ("site", "part", "settings", "parameters")
-        return table_html("Encoding", headers, rows, note=note)
 
     def parts(self) -> tuple[Part, ...]:
         """The parts present, in the order embedding, query_key, score, value."""

@@ -28,7 +28,6 @@ from posenc.layout.checks import (
     require_tokens,
     require_whole,
 )
-from posenc.layout.display import layout_html, layout_line
 from posenc.layout.fields import join, join_field, register, require_joinable
 from posenc.layout.integers import DOUBLE, LARGEST, exact_dtype, successors
 
@@ -270,10 +269,15 @@ class Layout:
         return self.positions.device
 
     def __repr__(self) -> str:
-        return layout_line(self)
-
-    def _repr_html_(self) -> str:
-        return layout_html(self)
+        """``Layout(length=1024, batch=1, axes=1, document=…)``; reads shapes alone."""
+        items = [f"length={self.length}", f"batch={self.batch}", f"axes={self.axes}"]
+        items += [f"start={self.start}"] if self.start is not None else []
+        items += [f"extent={self.extent}"] if self.extent is not None else []
+        items += [f"{name}=…" for name in self._tensors() if name not in ("positions", "order")]
+        dtype = self.positions.dtype
+        items += [f"dtype={dtype}"] if dtype != torch.float32 else []
+        items += [f"device={self.device}"] if self.device.type != "cpu" else []
+        return f"Layout({', '.join(items)})"
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: value for name in TENSORS if (value := getattr(self, name)) is not None}
