@@ -10,7 +10,6 @@ from torch import Tensor
 
 from posenc import Encoding, Grid, Layout, attend, create
 from posenc.attention.backends import blockwise
-from posenc.attention.backends.native import splitting
 from posenc.extension import extend
 from tests.attention.comparing import compare_dropped, draw_for
 
@@ -18,7 +17,7 @@ HEADS, WIDTH, DIM = 4, 16, 32
 
 CASES = [
     *(("native", name) for name in ("shaw", "fire", "cope", "dape", "grape_additive", "path")),
-    *(("native", name) for name in ("stick_breaking", "path, a head at a time", "irpe", "bands")),
+    *(("native", name) for name in ("stick_breaking", "irpe", "bands")),
     *(("blockwise", name) for name in ("t5", "shaw", "deberta", "cope", "path", "bands")),
     *((backend, "sinks and a cap") for backend in ("native", "blockwise")),
 ]
@@ -49,11 +48,7 @@ def made(name: str) -> tuple[Encoding, Grid]:
 
 
 @pytest.mark.parametrize(("backend", "name"), CASES)
-def test_weights_are_dropped_and_the_same_ones_backward(
-    backend: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "a head at a time" in name:
-        monkeypatch.setattr(splitting, "MANY", 1)
+def test_weights_are_dropped_and_the_same_ones_backward(backend: str, name: str) -> None:
     encoding, grid = made(name)
     extras: dict[str, Any] = {}
     if name == "sinks and a cap":
@@ -88,18 +83,15 @@ def test_dropout_keeps_its_share_of_all_weights(backend: str, dropout: float) ->
 
 
 @pytest.mark.parametrize(
-    ("backend", "name", "apart"),
+    ("backend", "name"),
     [
-        *((backend, "nope", False) for backend in ("native", "blockwise", "reference")),
-        ("native", "path", True),
-        *(("blockwise", name, False) for name in ("path", "cope")),
+        *((backend, "nope") for backend in ("native", "blockwise", "reference")),
+        *((backend, "path") for backend in ("native", "blockwise")),
+        ("blockwise", "cope"),
     ],
 )
-def test_masks_of_dropout_are_independent(
-    backend: str, name: str, apart: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of all rows and columns, also where a few heads are computed at a time."""
-    monkeypatch.setattr(splitting, "MANY", 1 if apart else 2**40)
+def test_masks_of_dropout_are_independent(backend: str, name: str) -> None:
+    """Of all rows and columns."""
     torch.manual_seed(4)
     encoding = create(name, dim=24, heads=3, head_dim=8)
     for parameter in encoding.parameters():

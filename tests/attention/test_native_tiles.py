@@ -8,7 +8,6 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
-from posenc.attention.backends.native import splitting
 from posenc.attention.problem.lowering import GivenTerms, GivenValues
 from posenc.encoding import BucketedTerms, LowRank, TokenTableProduct
 from tests.attention.comparing import built, results
@@ -192,24 +191,6 @@ def test_dropout_keeps_its_share_of_all_weights(dropout: float) -> None:
     assert (mask != masks(Encoding(), grid, *given, dropout)).any()
     torch.manual_seed(3)
     torch.testing.assert_close(mask, masks(Encoding(), grid, *given, dropout))
-
-
-@pytest.mark.parametrize(("name", "apart"), [("nope", False), ("path", True)])
-def test_masks_of_dropout_are_independent(
-    name: str, monkeypatch: pytest.MonkeyPatch, *, apart: bool
-) -> None:
-    """Of all rows and columns, also where a few heads are computed at a time."""
-    monkeypatch.setattr(splitting, "MANY", 1 if apart else 2**40)
-    torch.manual_seed(4)
-    options = {"dim": 24, "heads": 3, "head_dim": 8} if apart else {}
-    encoding = posenc.create(name, **options)
-    for parameter in encoding.parameters():
-        torch.nn.init.zeros_(parameter)
-    key = encoding.observe(torch.randn(2, 600, 24), Layout.sequence(600))
-    grid = Grid(Layout.sequence(80, start=520), key, causal=name == "path")
-    mask = masks(encoding, grid, 2, 3, 0.5)[:, :520]
-    for lines in (mask, mask.mT):
-        assert torch.corrcoef(lines).fill_diagonal_(0).abs().max() < 0.4
 
 
 def test_dropout_of_what_is_left_of_sticks() -> None:

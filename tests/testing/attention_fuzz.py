@@ -27,7 +27,7 @@ from torch import Tensor
 
 from posenc.attention import BACKENDS, attend
 from posenc.attention.backends import blockwise, sdpa
-from posenc.attention.backends.native import posing, splitting
+from posenc.attention.backends.native import posing
 from posenc.attention.backends.triton.form import INTERPRETED as HAS_INTERPRETER
 from posenc.encoding import Encoding
 from posenc.encoding.entry import CONTEXT
@@ -102,11 +102,8 @@ def everywhere(names: list[str] | None = None, sizes: Sizes = WIDE) -> Scope:
 
 @contextmanager
 def _pieces(case: AttentionCase) -> Iterator[None]:
-    """A case's calls are computed a few heads and tokens at a time, if it says so."""
-    limits = (
-        *((splitting, "MANY", 0), (posing, "LONG", 0)),
-        *((blockwise, "BUDGET", 10_000), (sdpa, "CAUSAL_BLOCK", 64)),
-    )
+    """A case's calls are computed a few tokens at a time, if it says so."""
+    limits = ((posing, "LONG", 0), (blockwise, "BUDGET", 10_000), (sdpa, "CAUSAL_BLOCK", 64))
     with pytest.MonkeyPatch.context() as patch:
         for module, name, limit in limits if case.apart else ():
             patch.setattr(module, name, limit)

@@ -6,6 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from threading import RLock
 from typing import Any
@@ -108,14 +109,13 @@ class Reflected(ScoreTerm):
         self.vectors = nn.Parameter(torch.randn(1, HEADS, LONGEST, WIDTH, generator=generator))
         self.logits = nn.Parameter(torch.randn(1, HEADS, LONGEST, generator=generator))
 
-    def _reflections(self, heads: slice, tokens: slice) -> tuple[Tensor, Tensor]:
-        vectors = self.vectors[:, heads, tokens]
-        return nn.functional.normalize(vectors, dim=-1), self.logits[:, heads, tokens].sigmoid()
+    def _reflections(self, keys: int) -> tuple[Tensor, Tensor]:
+        vectors, logits = self.vectors[:, :, :keys], self.logits[:, :, :keys]
+        return nn.functional.normalize(vectors, dim=-1), logits.sigmoid()
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         keys = k.shape[2]
-        every = self._reflections(slice(None), slice(0, keys))
-        directions, strengths = (x.to(q.dtype) for x in every)
+        directions, strengths = (x.to(q.dtype) for x in self._reflections(keys))
         product, rows, columns = q @ k.mT, torch.arange(keys, device=q.device), []
         for j in reversed(range(keys)):
             columns.append((q @ k[:, :, j, :, None]).squeeze(-1))
@@ -124,11 +124,8 @@ class Reflected(ScoreTerm):
         return scale * (torch.stack(columns[::-1], dim=-1) - product)
 
     def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
-        parameters = (self.vectors, self.logits)
-        k = repeat_heads(k, q.shape[1])
-        return BlockTransforms.of_reflections(
-            q, k, 0, parameters, reflections=self._reflections, scale=scale
-        )
+        reflections = partial(self._reflections, k.shape[2])
+        return BlockTransforms(q, repeat_heads(k, q.shape[1]), 0, scale, reflections)
 
 
 def _sums_from(values: Tensor) -> Tensor:

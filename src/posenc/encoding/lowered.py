@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -154,17 +153,14 @@ class BlockTransforms:
     """Products with queries that are transformed by each block of 64 keys between query and key.
 
     ``s_ij = diagonal[b, h, i, j - 64 n]`` in the block n of the query's key of offset 0, and
-    ``s_ij = q_i · M_{n-1} … M_{m+1} · k_j`` for those of an earlier block m.
+    ``s_ij = q_i · M_{n-1} … M_{m+1} · k_j`` for those of an earlier block m. The transforms are
+    reflections: ``s_ij = scale · q_i · H_i … H_{j+1} · k_j`` with ``H_t = 1 - β_t w_t w_tᵀ``.
 
     Args:
-        query: ``[B, H, Q, D]`` and key: ``[B, H, K, D]``, of which the tensors are computed.
+        query: ``[B, H, Q, D]``; key: ``[B, H, K, D]``.
         first: index of the first query's key of offset 0; those of the next queries follow.
-        parameters: other tensors that the results may have gradients for.
-        compute: maps the queries whose keys of offset 0 are complete blocks, these keys, their
-            heads and the blocks' tokens to q ``[B, h, Q, E]``, k ``[B, h, K, E]``, M
-            ``[B, h, N, E, E]`` and diagonal ``[B, h, Q, 64]``; E is a multiple of 16.
-        reflections: where ``s_ij = q_i · H_i … H_{j+1} · k_j`` with ``H_t = 1 - β_t w_t w_tᵀ``, all
-            w ``[b, H, K, D]`` and β ``[b, H, K]``.
+        scale: of the products.
+        reflections: computes w ``[b, H, K, D]`` and β ``[b, H, K]``.
     """
 
     BLOCK: ClassVar[int] = 64
@@ -172,72 +168,51 @@ class BlockTransforms:
     query: Float[Tensor, "B H Q D"]
     key: Float[Tensor, "B H K D"]
     first: int
-    parameters: tuple[Tensor, ...]
-    compute: Callable[[Tensor, Tensor, slice, slice], tuple[Tensor, Tensor, Tensor, Tensor]]
-    reflections: Callable[[], tuple[Tensor, Tensor]] | None = None
+    scale: float
+    reflections: Callable[[], tuple[Tensor, Tensor]]
 
-    @classmethod
-    def of_reflections(
-        cls,
-        query: Float[Tensor, "B H Q D"],
-        key: Float[Tensor, "B H K D"],
-        first: int,
-        parameters: tuple[Tensor, ...],
-        *,
-        reflections: Callable[[slice, slice], tuple[Tensor, Tensor]],
-        scale: float,
-    ) -> BlockTransforms:
-        """Products ``scale · q_i · H_i … H_{j+1} · k_j`` with ``H_t = 1 - β_t w_t w_tᵀ``.
+    def compute(
+        self,
+    ) -> tuple[
+        Float[Tensor, "B H Q E"],
+        Float[Tensor, "B H K E"],
+        Float[Tensor, "B H N E E"],
+        Float[Tensor, "B H Q T"],
+    ]:
+        """q, k, M and the diagonal, by products of reflections in their compact form.
 
-        Args:
-            query, key, first, parameters: as of the class.
-            reflections: w ``[b, h, T, D]`` and β ``[b, h, T]`` of some heads and tokens.
-            scale: of the products.
+        E is a multiple of 16.
         """
-        compute = partial(_reflected_blocks, reflections, scale, first)
-        every = slice(0, query.shape[1]), slice(0, key.shape[2])
-        return cls(query, key, first, parameters, compute, partial(reflections, *every))
+        size, q, k = self.BLOCK, self.query, self.key
+        directions, strengths = (x.expand(len(q), *x.shape[1:]) for x in self.reflections())
+        wide = torch.promote_types(q.dtype, torch.float32)
+        queries, keys = q.shape[2], k.shape[2]
+        more = (-q.shape[3] % 16, -keys % size)
+        before = min(max(0, self.first), keys)
+        here = slice(before, before + queries)
 
+        def blocks(x: Tensor, before: int = 0) -> Tensor:
+            behind = keys + more[1] - before - x.shape[2]
+            x = torch.nn.functional.pad(x.to(wide), (0, more[0], before, behind))
+            return x.view(*x.shape[:2], -1, size, x.shape[3])  # [B, H, blocks, size, width]
 
-def _reflected_blocks(
-    reflections: Callable[[slice, slice], tuple[Tensor, Tensor]],
-    scale: float,
-    first: int,
-    q: Float[Tensor, "B h Q D"],
-    k: Float[Tensor, "B h K D"],
-    heads: slice,
-    tokens: slice,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``BlockTransforms.compute``, by products of reflections in their compact form."""
-    size, (queries, keys), width = BlockTransforms.BLOCK, (q.shape[2], k.shape[2]), q.shape[3]
-    directions, strengths = (x.expand(len(q), *x.shape[1:]) for x in reflections(heads, tokens))
-    wide = torch.promote_types(q.dtype, torch.float32)
-    more = (-width % 16, -keys % size)
-    before = min(max(0, first - tokens.start), keys)
-    here = slice(before, before + queries)
-
-    def blocks(x: Tensor, before: int = 0) -> Tensor:
-        behind = keys + more[1] - before - x.shape[2]
-        x = torch.nn.functional.pad(x.to(wide), (0, more[0], before, behind))
-        return x.view(*x.shape[:2], -1, size, x.shape[3])  # [b, H, blocks, size, width]
-
-    w, key_blocks, query = blocks(directions), blocks(k), blocks(q * scale, before)
-    beta = torch.nn.functional.pad(strengths.to(wide), (0, more[1])).view(w.shape[:-1])
-    along = (w @ w.mT * beta.unsqueeze(-1)).tril(-1)
-    weighted = w * beta.unsqueeze(-1)
-    onto = (weighted @ key_blocks.mT).tril(-1)
-    lost, mixed = torch.linalg.solve_triangular(
-        along, torch.cat([onto, weighted], dim=-1), upper=False, unitriangular=True
-    ).split([size, w.shape[-1]], dim=-1)
-    read = (query @ w.mT).tril()
-    diagonal = query @ key_blocks.mT - read @ lost
-    query, key_blocks = query - read @ mixed, key_blocks - lost.mT @ w
-    return (
-        query.flatten(2, 3)[:, :, here],
-        key_blocks.flatten(2, 3)[:, :, :keys],
-        torch.eye(w.shape[-1], dtype=wide, device=w.device) - w.mT @ mixed,
-        diagonal.flatten(2, 3)[:, :, here],
-    )
+        w, key_blocks, query = blocks(directions), blocks(k), blocks(q * self.scale, before)
+        beta = torch.nn.functional.pad(strengths.to(wide), (0, more[1])).view(w.shape[:-1])
+        along = (w @ w.mT * beta.unsqueeze(-1)).tril(-1)
+        weighted = w * beta.unsqueeze(-1)
+        onto = (weighted @ key_blocks.mT).tril(-1)
+        lost, mixed = torch.linalg.solve_triangular(
+            along, torch.cat([onto, weighted], dim=-1), upper=False, unitriangular=True
+        ).split([size, w.shape[-1]], dim=-1)
+        read = (query @ w.mT).tril()
+        diagonal = query @ key_blocks.mT - read @ lost
+        query, key_blocks = query - read @ mixed, key_blocks - lost.mT @ w
+        return (
+            query.flatten(2, 3)[:, :, here],
+            key_blocks.flatten(2, 3)[:, :, :keys],
+            torch.eye(w.shape[-1], dtype=wide, device=w.device) - w.mT @ mixed,
+            diagonal.flatten(2, 3)[:, :, here],
+        )
 
 
 FusedScore = (

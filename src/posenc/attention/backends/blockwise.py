@@ -70,7 +70,7 @@ def _attend_blockwise(problem: Problem, *, lse: bool) -> Result:
     form, cuts = block_transforms(problem), looks_at_seen_keys(problem)
     transformed: tuple[Tensor, ...] = ()
     if form is not None:
-        transformed = form.compute(form.query, form.key, slice(0, heads), slice(0, keys))
+        transformed = form.compute()
         size = max(BLOCK, size - size % BLOCK)
     blocks, begin = [], 0
     while begin < queries:

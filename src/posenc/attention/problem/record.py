@@ -108,7 +108,6 @@ class KernelProblem:
             that each replay of a graph draws anew.
         sinks: ``[B|1, H, Q|1]``, logits without a value, less what the others leave out.
         softcap: as of ``Problem``; 0.0 for none.
-        splits: for ``native``, blocks of queries whose gradients of keys are summed apart at most.
         tuned: for ``triton``, sizes of tiles are measured; else the first that may fit are taken.
     """
 
@@ -125,7 +124,6 @@ class KernelProblem:
     seed: Int[Tensor, "1"] | None = None
     sinks: Float[Tensor, "b H q"] | None = None
     softcap: float = 0.0
-    splits: int = 8
     tuned: bool = True
 
 

@@ -104,13 +104,8 @@ class Path(ScoreTerm):
         first = _key_at_offset_zero(grid)
         if first is None:
             return None
-        signal = require_signal(grid.key, "Path", self.rank + self.heads)
-        taps = () if self.taps is None else (self.taps,)
-        parameters = (signal, *self.wide.parameters(), *taps)
         reflections = partial(self._reflections_of, grid.key)
-        return BlockTransforms.of_reflections(
-            q, repeat_heads(k, self.heads), first, parameters, reflections=reflections, scale=scale
-        )
+        return BlockTransforms(q, repeat_heads(k, self.heads), first, scale, reflections)
 
     def _reflections(
         self, grid: Grid, ranks: KeyRanks
@@ -121,35 +116,29 @@ class Path(ScoreTerm):
         signal = ranks.arrange(signal.mT).mT
         real = _arranged(ranks, key.valid, key)
         document = _arranged(ranks, key.document, key)
-        return self._reflect(signal, real, document, slice(0, self.heads))
+        return self._reflect(signal, real, document)
 
     def _reflections_of(
-        self, key: Layout, heads: slice, tokens: slice
-    ) -> tuple[Float[Tensor, "b h T D"], Float[Tensor, "b h T"]]:
-        """w and β of a range of heads and tokens, in the order in which they are stored."""
+        self, key: Layout
+    ) -> tuple[Float[Tensor, "b H K D"], Float[Tensor, "b H K"]]:
+        """w and β of the keys in the order in which they are stored."""
         signal = require_signal(key, "Path", self.rank + self.heads)
-        begin = max(0, tokens.start - (0 if self.taps is None else len(self.taps) - 1))
         rows = max(signal.shape[0], key.order.shape[0])
         real, document = (
-            x if x is None else x.expand(rows, -1)[:, begin : tokens.stop]
-            for x in (key.valid, key.document)
+            None if x is None else x.expand(rows, -1) for x in (key.valid, key.document)
         )
-        signal = signal[:, begin : tokens.stop].expand(rows, -1, -1)
-        directions, strengths = self._reflect(signal, real, document, heads)
-        return directions[:, :, tokens.start - begin :], strengths[:, :, tokens.start - begin :]
+        return self._reflect(signal.expand(rows, -1, -1), real, document)
 
     def _reflect(
         self,
         signal: Float[Tensor, "b K S"],
         real: Bool[Tensor, "b K"] | None,
         document: Int[Tensor, "b K"] | None,
-        heads: slice,
-    ) -> tuple[Float[Tensor, "b h K D"], Float[Tensor, "b h K"]]:
-        latent, logits = signal[..., : self.rank], signal[..., self.rank :][..., heads]
-        features = slice(heads.start * self.head_dim, heads.stop * self.head_dim)
-        vectors = self.wide(latent)[..., features]  # called as a whole, for its hooks and adapters
+    ) -> tuple[Float[Tensor, "b H K D"], Float[Tensor, "b H K"]]:
+        latent, logits = signal[..., : self.rank], signal[..., self.rank :]
+        vectors = self.wide(latent)
         if self.taps is not None:
-            vectors = _convolve(vectors, self.taps[:, features], real, document)
+            vectors = _convolve(vectors, self.taps, real, document)
         vectors = vectors.view(*vectors.shape[:2], -1, self.head_dim).transpose(1, 2)
         length = (vectors.square().sum(-1, keepdim=True) + self.EPSILON).rsqrt()
         strengths = 2 * torch.sigmoid(logits)

@@ -65,18 +65,11 @@ class Operator:
             results = self.output(record)
         return results
 
-    def zeros(
-        self, record: KernelProblem, output: Tensor, lse: Tensor, *, global_lse: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Zeros with the gradients of output and LSE, which are known.
-
-        Args:
-            output, lse: as of ``attend``.
-            global_lse: True if they are over more keys than the record's.
-        """
+    def zeros(self, record: KernelProblem, output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """Zeros with the gradients of output and LSE over more keys than the record's."""
         tensors, *rest = flatten(record, SCHEMA)
         results: tuple[Tensor, Tensor] = _GivenOutput.apply(
-            self._backward, global_lse, output, lse, *rest, *tensors
+            self._backward, output, lse, *rest, *tensors
         )
         return results
 
@@ -201,7 +194,6 @@ class _GivenOutput(torch.autograd.Function):
     def forward(
         ctx: Any,
         backward: Callable[..., list[Tensor]],
-        global_lse: bool,
         output: Tensor,
         lse: Tensor,
         numbers: list[int],
@@ -210,12 +202,12 @@ class _GivenOutput(torch.autograd.Function):
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         _keep(ctx, (tensors, numbers, reals, words), (output, lse))
-        ctx.operator, ctx.global_lse = backward, global_lse
+        ctx.operator = backward
         return output.new_zeros(()).expand(output.shape), lse.new_zeros(()).expand(lse.shape)
 
     @staticmethod
     @kernel_gradients
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        wanted = ctx.needs_input_grad[7:]
-        computed = _differentiated(ctx, ctx.operator, gradients, wanted, global_lse=ctx.global_lse)
-        return *(None for _ in range(7)), *computed
+        wanted = ctx.needs_input_grad[6:]
+        computed = _differentiated(ctx, ctx.operator, gradients, wanted, global_lse=True)
+        return *(None for _ in range(6)), *computed

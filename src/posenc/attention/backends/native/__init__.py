@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -37,9 +36,7 @@ from posenc.attention.backends.native.posing import (
 from posenc.attention.backends.native.rotation import fits_inside, rotate, serves_inside
 from posenc.attention.backends.native.splitting import (
     BandProblem,
-    attend_heads,
     attend_with_special_tokens,
-    chunks_blocks,
     join_keys,
     problem_of_cells,
     problems_by_band,
@@ -211,12 +208,9 @@ def _attend(
     *,
     lse: bool,
 ) -> Result:
-    whole = problem.global_softmax is None
-    if whole and isinstance(pairs, BlockTransforms) and chunks_blocks(pairs):
-        by_heads = attend_heads(problem, partial(_blocks_of_heads, offsets, terms, pairs))
-        return _result(problem, by_heads, (), lse=lse)
     record = record_of(problem, offsets, terms, pairs)
-    record = narrowed(record) if whole and pairs is None else record
+    if problem.global_softmax is None and pairs is None:
+        record = narrowed(record)
     return _run(problem, terms, record, lse=lse)
 
 
@@ -232,45 +226,16 @@ def _attend_images(problem: Problem, *, lse: bool) -> Result:
     return _run(problem, problem.lowered or (), image_record(problem), lse=lse)
 
 
-def _blocks_of_heads(
-    offsets: Offsets,
-    terms: tuple[StructuredScore, ...],
-    pairs: BlockTransforms,
-    head_problem: Problem,
-    heads: slice,
-) -> KernelProblem:
-    some = partial(_compute_heads, pairs, heads)
-    pairs = replace(pairs, query=head_problem.q, key=head_problem.k, compute=some)
-    return record_of(head_problem, offsets, terms, pairs)
-
-
-def _compute_heads(
-    pairs: BlockTransforms, heads: slice, q: Tensor, k: Tensor, _: slice, tokens: slice
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return pairs.compute(q, k, heads, tokens)
-
-
 def _run(
     problem: Problem, terms: tuple[StructuredScore, ...], record: KernelProblem, *, lse: bool
 ) -> Result:
     if problem.global_softmax is not None:
         sums = without_rows(problem.global_softmax.lse, terms).detach().double().contiguous()
-        return Result(
-            NATIVE.zeros(record, problem.global_softmax.output, sums, global_lse=True)[0], None
-        )
-    return _result(problem, NATIVE.attend(record), terms, lse=lse)
-
-
-def _result(
-    problem: Problem,
-    computed: tuple[Tensor, Tensor],
-    terms: tuple[StructuredScore, ...],
-    *,
-    lse: bool,
-) -> Result:
-    output = computed[0].to(problem.v.dtype)
+        return Result(NATIVE.zeros(record, problem.global_softmax.output, sums)[0], None)
+    output, row_lse = NATIVE.attend(record)
     wide = torch.promote_types(problem.q.dtype, torch.float32)
-    return Result(output, add_rows(computed[1], terms).to(wide) if lse else None)
+    row_lse = add_rows(row_lse, terms).to(wide) if lse else None
+    return Result(output.to(problem.v.dtype), row_lse)
 
 
 ENTRY = Native()

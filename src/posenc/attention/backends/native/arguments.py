@@ -80,7 +80,7 @@ class Arguments:
         x.chunks = min(x.batch, ceil_div(PARTS, x.heads))
         blocks = ceil_div(x.queries, BLOCK)
         threads = ceil_div(2 * torch.get_num_threads(), x.heads * x.chunks)
-        self.splits = min(ceil_div(ITEMS, x.heads * x.chunks), blocks, problem.splits)
+        self.splits = min(ceil_div(ITEMS, x.heads * x.chunks), blocks)
         if problem.pairs.kind == "mixing":  # all heads go together
             self.splits = 1
         x.splits = max(self.splits, min(threads, blocks))

@@ -223,15 +223,10 @@ def _record(
         segments=SegmentMask(),
         rotary=_rotary(problem.rotation),
         dropout=problem.dropout,
-        seed=seed_of(problem),
+        seed=draw_seed(problem.q.device) if problem.dropout else None,
         sinks=sinks_without_rows(problem.sinks, lowered),
         softcap=problem.softcap or 0.0,
     )
-
-
-def seed_of(problem: Problem) -> Int[Tensor, "1"] | None:
-    """A seed for dropout's mask; None without dropout."""
-    return draw_seed(problem.q.device) if problem.dropout else None
 
 
 def _rotary(rotation: Rotation | None) -> RotaryFactors:
@@ -256,8 +251,7 @@ def _with_pairs(
     if isinstance(form, StickWeights):
         return replace(record, pairs=PairTerm("sticks_self" if form.rest_to_self else "sticks"))
     if isinstance(form, BlockTransforms):
-        everything = slice(0, form.query.shape[1]), slice(0, form.key.shape[2])
-        query, key, matrices, diagonal = form.compute(form.query, form.key, *everything)
+        query, key, matrices, diagonal = form.compute()
         v = repeat_heads(record.v, problem.heads).to(query.dtype)
         pairs = PairTerm("blocks", (matrices, diagonal))
         return replace(record, q=query, k=key.to(query.dtype), v=v, scale=1.0, pairs=pairs)
