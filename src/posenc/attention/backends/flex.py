@@ -80,7 +80,7 @@ class Flex(Backend):
             how += ", by FlashAttention's kernels" if reason is None else f", as {reason}"
             if reason is not None:
                 options = {name: value for name, value in options.items() if name != "BACKEND"}
-        return Plan(how, partial(_run, problem, options), trial="")
+        return Plan(how, partial(_run, problem, options), trial=True)
 
 
 def _by_offset_if_needed(problem: Problem) -> Problem:
