@@ -18,10 +18,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention.backends import flex
-from posenc.attention.backends.common.base import Plan, Result
+from posenc.attention.backends.common.base import Plan
 from posenc.attention.backends.flex import Entries, Flex, score_mod
 from posenc.attention.call import Call
-from posenc.attention.problem.problem import Problem
 from posenc.errors import BackendRefusal
 
 HEADS, KEY_HEADS, WIDTH = 4, 2, 16
@@ -175,41 +174,6 @@ def test_kernel_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     one = {"num_stages": 1}
     fewer = {"BLOCK_M": 32}
     assert given == [None, one, fewer, one | fewer, {"num_stages": 2}, {"num_stages": 2}]
-
-
-@pytest.mark.usefixtures("_not_compiled")
-def test_flash_is_taken_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex, "flash_installed", lambda: True)
-    grid, backend = GRIDS["causal"], Flex(kernel_options={"BACKEND": "FLASH", "BLOCK_M": 64})
-    given = [x.bfloat16() for x in inputs(grid)]
-    run: list[dict[str, Any]] = []
-
-    def only_note(problem: Problem, options: dict[str, Any], *, lse: bool) -> Result:
-        run.append(options)
-        return Result(problem.q, None)
-
-    monkeypatch.setattr(flex, "_run", only_note)
-
-    def how(tensors: list[Tensor], name: str) -> str:
-        plan = backend.plan(Call(*tensors, grid, ENCODINGS[name]).problem().rotated)
-        assert isinstance(plan, Plan), plan
-        plan.run()
-        return plan.describe()
-
-    for name in ("nope", "alibi", "shaw keys"):
-        assert "by FlashAttention's kernels" in how(given, name)
-        assert run.pop() == backend.kernel_options
-    wide = [torch.randn(2, h, 33, 136).bfloat16() for h in (HEADS, KEY_HEADS, KEY_HEADS)]
-    assert "as FlashAttention's kernels take heads of one width" in how(wide, "nope")
-    assert "half precision" in how(inputs(grid), "nope")
-    with torch.enable_grad():
-        assert "no gradients of terms" in how(given, "shaw keys")
-        assert "by FlashAttention's kernels" in how([x.requires_grad_() for x in given], "alibi")
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    assert "in no fixed order" in how(given, "nope")
-    monkeypatch.setattr(flex, "flash_installed", lambda: False)
-    assert "flash_attn.cute is not installed" in how(given, "nope")
-    assert run[-1] == {"BLOCK_M": 64}
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

@@ -6,7 +6,6 @@ its tokens in a sequence or an image. Vectors of tokens are multiplied with all 
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -38,8 +37,6 @@ MOST_ROWS = 1024
 
 NARROWEST, WIDEST = 16, 256
 
-FLASH, FLASH_WIDEST = "FLASH", 128
-
 DEVICE = "cuda"
 
 KINDS = 256
@@ -60,8 +57,7 @@ class Flex(Backend):
     Args:
         kernel_options: of ``flex_attention``, such as tile sizes. Numbers that are read pair by
             pair are not fetched ahead unless it says otherwise: PyTorch's own choice of stages
-            would take more shared memory than devices have. ``{"BACKEND": "FLASH"}`` takes
-            FlashAttention's kernels for the calls that they serve, and PyTorch's for others.
+            would take more shared memory than devices have.
     """
 
     name = "flex"
@@ -74,13 +70,8 @@ class Flex(Backend):
         unsupported = refuse_rare(problem, "sinks", "softcap") or _unsupported(problem)
         if unsupported is not None:
             return unsupported
-        how, options = "PyTorch's FlexAttention, its terms read pair by pair", self.kernel_options
-        if options.get("BACKEND") == FLASH:
-            reason = refuse_flash(problem)
-            how += ", by FlashAttention's kernels" if reason is None else f", as {reason}"
-            if reason is not None:
-                options = {name: value for name, value in options.items() if name != "BACKEND"}
-        return Plan(how, partial(_run, problem, options), trial=True)
+        how = "PyTorch's FlexAttention, its terms read pair by pair"
+        return Plan(how, partial(_run, problem, self.kernel_options), trial=True)
 
 
 def _by_offset_if_needed(problem: Problem) -> Problem:
@@ -121,15 +112,14 @@ def _run(problem: Problem, kernel_options: dict[str, Any], *, lse: bool) -> Resu
 
     problem = problem.rotated
     mod = score_mod(problem)
-    flash = kernel_options.get("BACKEND") == FLASH
-    if mod is not None and not flash:
+    if mod is not None:
         kernel_options = {"num_stages": 1} | kernel_options
     result = _kernels()[0](
         problem.q,
         problem.k,
         problem.v,
         score_mod=mod,
-        block_mask=None if problem.grid.dense else _block_mask(problem.grid, flash=flash),
+        block_mask=None if problem.grid.dense else _block_mask(problem.grid),
         scale=problem.scale,
         enable_gqa=problem.q.shape[1] != problem.k.shape[1],
         kernel_options=kernel_options or None,
@@ -140,39 +130,6 @@ def _run(problem: Problem, kernel_options: dict[str, Any], *, lse: bool) -> Resu
     output, aux = result
     without_sinks = Result(output, add_rows(aux.lse, problem.lowered or ()))
     return add_sinks(without_sinks, problem.sinks, lse=lse)
-
-
-def refuse_flash(problem: Problem) -> str | None:
-    """The reason why FlashAttention's kernels cannot compute it; None if they can.
-
-    They have no gradients of what is read pair by pair, and none in a fixed order of queries and
-    keys on all devices. Heads are as wide as their widest tiles.
-    """
-    q, v = problem.q, problem.v
-    if not flash_installed():
-        return "flash_attn.cute is not installed"
-    if q.device.type == "cuda" and torch.cuda.get_device_capability(q.device) < (9, 0):
-        return "FlashAttention's kernels need compute capability 9.0"
-    if q.dtype == torch.float32:
-        return "FlashAttention's kernels compute in half precision"
-    if q.shape[-1] != v.shape[-1] or q.shape[-1] % 8 or q.shape[-1] > FLASH_WIDEST:
-        return f"FlashAttention's kernels take heads of one width, {FLASH_WIDEST} at most"
-    if _learns(problem):
-        return "FlashAttention's kernels have no gradients of terms"
-    if problem.sinks is not None or problem.softcap is not None:
-        return "FlashAttention's kernels are not known to have gradients of the LSE and of caps"
-    if torch.are_deterministic_algorithms_enabled():
-        return "FlashAttention's kernels add up gradients in no fixed order"
-    return None
-
-
-@cache
-def flash_installed() -> bool:
-    """True where there are FlashAttention's kernels that FlexAttention can call."""
-    try:
-        return importlib.util.find_spec("flash_attn.cute") is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def _learns(problem: Problem) -> bool:
@@ -351,21 +308,15 @@ def _kernels() -> tuple[Callable[..., Any], Callable[..., BlockMask]]:
     return compiled, torch.compile(create_block_mask)
 
 
-def _block_mask(grid: Grid, *, flash: bool = False) -> BlockMask:
-    """Mask of the blocks with visible pairs, computed once for each pair of layouts.
-
-    Of 128 tokens; FlashAttention's programs take 256 queries from compute capability 10.0 on.
-    """
-    device, queries = grid.query.device, 128
-    if flash and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (10, 0):
-        queries = 256
+def _block_mask(grid: Grid) -> BlockMask:
+    """Mask of the blocks with visible pairs, computed once for each pair of layouts."""
 
     def compute(grid: Grid) -> BlockMask:
         rows = grid.batch if grid.batch > 1 else None
         sizes = (rows, None, grid.query.length, grid.key.length)
-        return _kernels()[1](grid.mask_mod(), *sizes, device=device, BLOCK_SIZE=(queries, 128))
+        return _kernels()[1](grid.mask_mod(), *sizes, device=grid.query.device)
 
-    return reused_of_grid(compute, "block mask", queries, grid=grid)
+    return reused_of_grid(compute, "block mask", grid=grid)
 
 
 ENTRY = Flex()
