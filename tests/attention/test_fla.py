@@ -45,7 +45,7 @@ def planned(name: str, layout: Layout, **options: object) -> str:
     call = Call(*inputs(layout.length, torch.bfloat16), grid, encoding)
     problem = call.problem()
     plan = BACKENDS["fla"].plan(replace(problem, **options))  # type: ignore[arg-type]
-    return plan.describe() if isinstance(plan, Plan) else plan.reason
+    return plan.description if isinstance(plan, Plan) else plan.reason
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,12 @@ from posenc.attention.problem import offsets
 from posenc.attention.problem.lowering import given_encoding
 from posenc.attention.problem.offsets import Offsets, run_intervals
 from posenc.attention.problem.record import (
-    SCHEMA,
+    FIELDS,
     Flat,
     Geometry,
     KernelProblem,
     PairTerm,
-    RecordField,
     RotaryFactors,
-    Schema,
     SegmentMask,
     flatten,
     paths_of,
@@ -49,15 +47,6 @@ ENGINE = [
     for file in (FOLDER / room).rglob("*.py")
     if "kernels" not in file.parts
 ]
-
-
-def leaves(schema: Schema) -> Iterator[RecordField]:
-    """All fields that are no records."""
-    for field in schema.fields:
-        if field.inner is None:
-            yield field
-        else:
-            yield from leaves(field.inner)
 
 
 def whole() -> KernelProblem:
@@ -91,7 +80,6 @@ def whole() -> KernelProblem:
         seed=torch.ones(1, dtype=torch.int64),
         sinks=torch.randn(1, 4, 1),
         softcap=2.0,
-        splits=3,
         tuned=False,
     )
 
@@ -106,15 +94,15 @@ def same(a: Any, b: Any) -> bool:
 
 def test_a_flat_record_comes_back() -> None:
     record = whole()
-    assert same(restore(flatten(record, SCHEMA), SCHEMA), record)
-    for field in leaves(SCHEMA):  # each tensor may be missing
+    assert same(restore(flatten(record)), record)
+    for field in FIELDS:  # each tensor may be missing
         if field.kind == "tensor" and "." in field.path:
             room, name = field.path.split(".")
             part = replace(getattr(record, room), **{name: None})
             other = replace(record, **{room: part})
-            assert same(restore(flatten(other, SCHEMA), SCHEMA), other)
+            assert same(restore(flatten(other)), other)
     bare = replace(record, pairs=PairTerm(), sinks=None, seed=None)
-    assert same(restore(flatten(bare, SCHEMA), SCHEMA), bare)
+    assert same(restore(flatten(bare)), bare)
 
 
 def by_path(flat: Flat) -> dict[str, Tensor]:
@@ -123,17 +111,14 @@ def by_path(flat: Flat) -> dict[str, Tensor]:
 
 def test_tensors_go_by_their_paths() -> None:
     record = whole()
-    flat = flatten(record, SCHEMA)
+    flat = flatten(record)
     named = by_path(flat)
     assert named["terms.left_rows"] is record.terms.left_rows
     assert named["pairs.tensors.2"] is record.pairs.tensors[2]
     assert all(type(number) is int for number in flat.numbers)
 
 
-FOR_OTHERS = {
-    "tuned",
-    *(field.path for field in leaves(SCHEMA) if field.path.startswith("segments.")),
-}
+FOR_OTHERS = {"tuned", *(field.path for field in FIELDS if field.path.startswith("segments."))}
 """Fields that the compiled kernels are never given: refused, or said by intervals."""
 
 
@@ -144,7 +129,7 @@ def test_compiled_kernels_read_the_whole_record(*, intervals: bool) -> None:
         record = replace(record, geometry=replace(record.geometry, intervals=None))
     watched = Watched(record)
     Arguments(watched)  # type: ignore[arg-type]
-    every = {field.path for field in leaves(SCHEMA)}
+    every = {field.path for field in FIELDS}
     if intervals:  # they say what these say
         every -= {f"geometry.{name}" for name in ("shift", "lowest", "highest")}
     assert watched.read == every - FOR_OTHERS
@@ -169,7 +154,7 @@ def test_triton_kernels_are_given_the_whole_record(*, for_keys: bool) -> None:
     halves = (torch.randn(1, 1, 5, 4).chunk(2, dim=-1) for _ in range(2))
     record = replace(record, rotary=RotaryFactors(*next(halves), *next(halves)))
     given = {x.data_ptr() for x in tensors_of(Launch(record).arguments(for_keys=for_keys))}
-    flat = flatten(record, SCHEMA)
+    flat = flatten(record)
     missing = {p for p, x in by_path(flat).items() if x.data_ptr() not in given}
     # Rows are by offset, intervals refused, and sines lie behind their cosines.
     others = {"terms.bucket", "geometry.intervals", "rotary.query_sine", "rotary.key_sine"}

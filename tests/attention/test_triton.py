@@ -18,8 +18,7 @@ from posenc.attention.backends.triton import Triton, form
 from posenc.attention.backends.triton.form import KernelForm, kernel_form
 from posenc.attention.backends.triton.segments import segment_ids_of
 from posenc.attention.call import Call
-from posenc.attention.problem.offsets import Offsets
-from posenc.attention.problem.spacing import Spacing, find_spacing, spacing
+from posenc.attention.problem.offsets import Offsets, Spacing, find_spacing, spacing
 from posenc.errors import BackendRefusal
 from tests.support.versions import require_interpreter
 

@@ -12,7 +12,6 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
 from posenc.attention.backends.triton import launch
 from posenc.attention.problem.record import (
-    SCHEMA,
     Geometry,
     KernelProblem,
     PairTerm,
@@ -142,4 +141,4 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
         )
     )
     operator = torch.ops.posenc.triton.default
-    torch.library.opcheck(operator, tuple(flatten(record, SCHEMA)), test_utils=checks)
+    torch.library.opcheck(operator, tuple(flatten(record)), test_utils=checks)

@@ -18,7 +18,7 @@ import posenc
 from posenc import Encoding, Grid, Layout, attend
 from posenc.attention.backends.triton import launch
 from posenc.attention.problem.record import (
-    SCHEMA,
+    FIELDS,
     Geometry,
     KernelProblem,
     PairTerm,
@@ -28,7 +28,7 @@ from posenc.attention.problem.record import (
 )
 from posenc.attention.problem.terms import Terms
 from posenc.errors import BackendRefusal
-from tests.attention.test_problem import leaves, whole
+from tests.attention.test_problem import whole
 from tests.support.watching import Watched
 from tests.testing.tolerances import distance, tolerance
 
@@ -200,7 +200,7 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
     for heads_first in (True, False):
         if not heads_first:  # as projections leave them
             q = q.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
-        given = tuple(flatten(replace(record, q=q), SCHEMA))
+        given = tuple(flatten(replace(record, q=q)))
         torch.library.opcheck(torch.ops.posenc.triton.default, given, test_utils=checks)
         assert torch.ops.posenc.triton(*given)[0].stride() == q.stride()
 
@@ -277,7 +277,7 @@ def test_they_read_the_whole_record(monkeypatch: pytest.MonkeyPatch) -> None:
         launched.run(unlaunched, 1, launched.arguments(for_keys=for_keys))
     others = {"terms.bucket", "splits"}
     others |= {f"geometry.{name}" for name in ("period", "jump", "intervals", "bands")}
-    assert watched.read == {field.path for field in leaves(SCHEMA)} - others
+    assert watched.read == {field.path for field in FIELDS} - others
 
 
 @pytest.mark.parametrize(

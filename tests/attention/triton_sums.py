@@ -14,7 +14,6 @@ from posenc.attention.backends.triton.kernels.sums_gradients import (
     sums_queries_kernel,
 )
 from posenc.attention.problem.record import (
-    SCHEMA,
     Geometry,
     KernelProblem,
     PairTerm,
@@ -140,7 +139,7 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
             *(q, k, v, 0.25, Terms(), pairs, Geometry(-31, -40, -1), SegmentMask(), RotaryFactors())
         )
         torch.library.opcheck(
-            torch.ops.posenc.triton.default, tuple(flatten(record, SCHEMA)), test_utils=checks
+            torch.ops.posenc.triton.default, tuple(flatten(record)), test_utils=checks
         )
 
 

@@ -8,7 +8,7 @@ import torch
 import posenc
 from posenc import Grid, Layout, attend
 from posenc.errors import ArgumentError
-from posenc.layout.transforms import fitted, interpolated, randomized, restarted, skipped
+from posenc.layout.transforms import fitted, interpolated, randomized, skipped
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -90,17 +90,6 @@ def test_interpolated_divides() -> None:
     )
 
 
-def test_restarted_begins_each_document_at_zero() -> None:
-    layout = Layout(
-        torch.tensor([[5.0, 6, 7, 8, 9, 10.5]]).unsqueeze(-1),
-        torch.arange(6).unsqueeze(0),
-        document=torch.tensor([[0, 0, 1, 1, 1, 1]]),
-    )
-    assert line(restarted(layout)) == [0, 1, 0, 1, 2, 3.5]
-    packed = Layout.packed([3, 1, 2])
-    assert line(restarted(packed)) == line(packed)
-
-
 def test_order_is_kept_so_causality_is() -> None:
     moved = randomized(Layout.sequence(6), max_length=99, generator=seeded())
     seen = Grid.of(moved, causal=True).visible
@@ -117,7 +106,6 @@ BAD = [
     (lambda: randomized(Layout.sequence(3, start=-1), max_length=8), "integer positions"),
     (lambda: randomized(Layout.image(2, 2), max_length=8), "one axis"),
     (lambda: interpolated(Layout.sequence(3), factor=0.0), "factor"),
-    (lambda: restarted(Layout.sequence(3)), "documents"),
 ]
 
 

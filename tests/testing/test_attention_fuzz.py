@@ -50,7 +50,7 @@ def test_a_wrong_backend_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
             output, sums = made.run(lse=lse)
             return Result(output.roll(1, dims=2), sums)
 
-        return Plan(made.describe(), compute)
+        return Plan(made.description, compute)
 
     monkeypatch.setattr(Sdpa, "plan", plan)
     with pytest.raises(Failure, match=r"(auto|sdpa): the output is off"):

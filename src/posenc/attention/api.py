@@ -20,7 +20,6 @@ from posenc.attention.dispatch import (
     choose,
     describe_repeats,
     kind_of,
-    prepare,
     prepare_repeated,
     prepared_attention,
     refusals,
@@ -173,7 +172,7 @@ def _attend_block(call: Call, backend: str | Backend, *, return_lse: bool) -> Re
     if return_lse:
         require_softmax("return_lse", "False", call.encoding)
     if kind is not None and prepared is None:
-        prepared = prepare_repeated(call, kind, prepare)
+        prepared = prepare_repeated(call, kind)
     if prepared is not None:
         result = prepared(call.q, call.k, call.v)
         return result if return_lse else Result(result.output, None)
@@ -277,7 +276,7 @@ def explain(
         call = call.without_hidden().without_padding()
         choice = choose(call, backend)
         refused = choice.refusals | (refusals(call) if choice.rule is not NAMED else {})
-        how = choice.plan.describe()
+        how = choice.plan.description
         kernels = choice.backend.kernels
         how += "" if kernels is None else f"; kernels: {kernels.description()}"
         how += describe_repeats(call) if choice.rule is not NAMED else ""

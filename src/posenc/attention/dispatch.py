@@ -36,6 +36,7 @@ from posenc.encoding import DistanceFunction, Encoding, LowRank, Rotation
 from posenc.encoding.prepared import (
     active,
     are_known,
+    regular_kind,
     reused_later,
     stored,
     tensors_of,
@@ -239,20 +240,17 @@ def choose(call: Call, backend: str | Backend) -> Choice:
 
 
 def describe_repeats(call: Call) -> str:
-    """Text for ``explain`` on repeated calls; empty if they run like the first."""
-    if not repeatable(call, prepare):
+    """Text for ``explain`` on repeated calls of a valid one; empty if they run like the first."""
+    modules = list(call.encoding.modules())
+    if not are_known(modules) or wants_gradients(tensors_of(modules)):
+        return ""
+    if _key(call) is None or _prepared(call) is None:
         return ""
     choice = _choose(call)
     by = next(backend for backend, plan in _preparing(call, choice) if plan.prepare() is not None)
     if by is choice.backend:
         return ""
     return "; from the second such call on by compiled kernels, prepared once"
-
-
-def prepare(call: Call) -> Attend | None:
-    """Attention of calls like this one, planned once."""
-    prepared = (plan.prepare() for _, plan in _preparing(call, _choose(call)))
-    return next(filter(None, prepared), None)
 
 
 def _preparing(call: Call, choice: Choice) -> Iterator[tuple[Backend, Plan]]:
@@ -376,24 +374,9 @@ def prepared_attention(call: Call, kind: Hashable) -> Attend | None:
     return attend
 
 
-def prepare_repeated(
-    call: Call, kind: Hashable, prepare: Callable[[Call], Attend | None]
-) -> Attend | None:
-    """Attention of a valid call's kind, prepared at its second call; None if it is to be planned.
-
-    Args:
-        prepare: attention of a kind, from a call of it; None where that is of no use.
-    """
-    compute = partial(_prepared, call, prepare)
-    return reused_later(compute, "attend", kind, layers=(call.encoding,))
-
-
-def repeatable(call: Call, prepare: Callable[[Call], Attend | None]) -> bool:
-    """True if calls like this valid one are prepared from the second on, where something may be."""
-    modules = list(call.encoding.modules())
-    if not are_known(modules) or wants_gradients(tensors_of(modules)):
-        return False
-    return _key(call) is not None and _prepared(call, prepare) is not None
+def prepare_repeated(call: Call, kind: Hashable) -> Attend | None:
+    """Attention of a valid call's kind, prepared at its second call; None before."""
+    return reused_later(partial(_prepared, call), "attend", kind, layers=(call.encoding,))
 
 
 def _key(call: Call) -> Hashable | None:
@@ -412,9 +395,9 @@ def _key(call: Call) -> Hashable | None:
         return None
     if wants_gradients((q, k, v)):
         return None
-    side = _image if grid.query.start is None and grid.dense else _sequence
-    query = side(grid.query)
-    key = query if grid.key is grid.query else side(grid.key)
+    images = grid.query.start is None and grid.dense
+    query = _layout_kind(grid.query, image=images)
+    key = query if grid.key is grid.query else _layout_kind(grid.key, image=images)
     if query is None or key is None:
         return None
     of_tensors = (q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype)
@@ -429,34 +412,22 @@ def _is_plain_number(call: Call) -> bool:
     )
 
 
-def _sequence(layout: Layout) -> Hashable | None:
-    """A regular layout by value, None for others."""
-    if layout.start is None or layout.special is not None or not _is_plain(layout):
-        return None
-    return layout.start, *_kind_of(layout)
+def _layout_kind(layout: Layout, *, image: bool) -> Hashable | None:
+    """A regular layout, or that of a whole image, by value; None for others.
 
-
-def _image(layout: Layout) -> Hashable | None:
-    """The layout of a whole image by value, whose order nothing reads; None for others.
-
-    All tokens before its cells are special.
+    Of an image nothing reads the order, and all tokens before its cells are special.
     """
-    if layout.extent is None or not _is_plain(layout):
-        return None
-    return layout.extent, *_kind_of(layout)
-
-
-def _kind_of(layout: Layout) -> tuple[Hashable, ...]:
-    positions, order = layout.positions, layout.order
-    return positions.shape, positions.dtype, positions.device, order.shape, order.device
-
-
-def _is_plain(layout: Layout) -> bool:
+    known = layout.start is not None and layout.special is None
+    if image:
+        known = layout.extent is not None
     plain = layout.document is None and layout.valid is None and layout.signal is None
-    return plain and not layout.positions.requires_grad
+    if not (known and plain) or layout.positions.requires_grad:
+        return None
+    return regular_kind(layout)
 
 
-def _prepared(call: Call, prepare: Callable[[Call], Attend | None]) -> Attend | None:
+def _prepared(call: Call) -> Attend | None:
+    """Attention of calls like this one, planned once; None where that is of no use."""
     if not (call.q.numel() and call.k.numel() and call.v.numel()):
         return None
     score = call.encoding.score
@@ -465,5 +436,7 @@ def _prepared(call: Call, prepare: Callable[[Call], Attend | None]) -> Attend | 
     problem = call.problem()
     untransformed = problem.q is call.q and problem.k is call.k and problem.v is call.v
     structured = problem.lowered is not None or isinstance(problem.fused(), DistanceFunction)
-    useful = untransformed and structured and call.without_hidden() is call
-    return prepare(call) if useful else None
+    if not (untransformed and structured and call.without_hidden() is call):
+        return None
+    prepared = (plan.prepare() for _, plan in _preparing(call, _choose(call)))
+    return next(filter(None, prepared), None)

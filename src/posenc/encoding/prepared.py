@@ -242,11 +242,11 @@ def reused_of_layouts(
     if not all(map(has_values, positions)):
         return compute()
     numbers = [x for layout in layouts for x in _numbers(layout)]
-    kind = (*kind, *map(_regular, layouts))
+    kind = (*kind, *map(regular_kind, layouts))
     return reused(compute, name, *kind, layers=layers, tensors=[*numbers, *tensors])
 
 
-def _regular(layout: Layout) -> Hashable:
+def regular_kind(layout: Layout) -> Hashable:
     """The numbers of a layout that its tensors follow from where it is regular, and their kind."""
     positions, order = layout.positions, layout.order
     kind = positions.shape, positions.dtype, positions.device, order.shape
@@ -254,7 +254,7 @@ def _regular(layout: Layout) -> Hashable:
 
 
 def _numbers(layout: Layout) -> list[Tensor | None]:
-    """Tensors of a layout that say more than ``_regular``, but for signals."""
+    """Tensors of a layout that say more than ``regular_kind``, but for signals."""
     places = (None, None) if layout.start is not None else (layout.positions, layout.order)
     return [*places, layout.document, layout.valid, layout.special]
 

@@ -110,29 +110,6 @@ def fitted(layout: Layout, *, cells: tuple[int, int]) -> Layout:
     return layout.with_positions(centred.clamp(min=0).minimum(size - 1))
 
 
-def restarted(layout: Layout) -> Layout:
-    """Positions minus the first position of their document.
-
-    Raises:
-        ArgumentError: for a layout without documents.
-    """
-    if layout.document is None:
-        raise ArgumentError(
-            "layout",
-            expected="a layout with documents",
-            got="one without",
-            remedy="Use Layout.packed, or give Layout(document=…).",
-        )
-    rows = max(layout.positions.shape[0], layout.document.shape[0])
-    positions = layout.positions[..., 0].expand(rows, -1)
-    document = layout.document.expand(rows, -1)
-    begins = torch.ones_like(document, dtype=torch.bool)
-    begins[:, 1:] = document[:, 1:] != document[:, :-1]
-    index = torch.arange(document.shape[1], device=document.device).expand_as(document)
-    first = torch.where(begins, index, 0).cummax(dim=1).values
-    return layout.with_positions((positions - positions.gather(1, first)).unsqueeze(-1))
-
-
 def _integer_positions(layout: Layout, max_length: int) -> tuple[Int[Tensor, "b L"], int]:
     """Positions as integers (0 for padding), and the largest plus 1, at most ``max_length``."""
     if layout.axes != 1:

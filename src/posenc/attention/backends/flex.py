@@ -18,8 +18,8 @@ from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result, refuse_rare
 from posenc.attention.problem.lowering import add_rows, has_rows
+from posenc.attention.problem.offsets import Offsets, find_spacing
 from posenc.attention.problem.problem import Problem
-from posenc.attention.problem.spacing import find_spacing, lower_on_sequences
 from posenc.attention.problem.terms import reads_offsets
 from posenc.attention.softmax import add_sinks
 from posenc.encoding import BucketedTerms, LowRank, StructuredScore, TokenTableProduct
@@ -81,7 +81,8 @@ def _by_offset_if_needed(problem: Problem) -> Problem:
     spacing = find_spacing(problem.grid)
     if isinstance(spacing, str):
         return problem
-    return replace(problem, lowered=lower_on_sequences(problem, spacing.shift))
+    first, last = Offsets.shifted(problem.grid, spacing.shift).reach
+    return replace(problem, lowered=problem.lower_on_sequences(first, last))
 
 
 def _unsupported(problem: Problem) -> Refusal | None:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posenc.attention.problem.lowering import lower
 from posenc.encoding import Encoding, FusedScore, Rotation, StructuredScore
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -90,6 +91,40 @@ class Problem:
         if score is None:
             return None
         return score.fuse(self.q, self.k, self.grid, scale=self.scale)
+
+    def lower_on_sequences(self, first: int, last: int) -> tuple[StructuredScore, ...] | None:
+        """The structured form on plain sequences that have all offsets from first to last.
+
+        Some parts have a form there only. None where there is none, where terms may depend on more
+        than the offsets, queries and keys, or positions have gradients, which sequences' have not.
+        """
+        grid, score, queries = self.grid, self.encoding.score, self.q.shape[2]
+        sides = (grid.query, grid.key)
+        if torch.is_grad_enabled() and any(side.positions.requires_grad for side in sides):
+            return None
+        if grid.query.signal is not None or grid.key.signal is not None:
+            return None
+        if score is not None and (score.replaces_product or score.reads_layout):
+            return None
+        start = max(0, -first - queries + 1)
+        key_start = max(0, first + queries - 1 + start)
+        keys = max(1, last - (key_start - start) + 1)
+        device, dtype = self.q.device, grid.query.positions.dtype
+        like = torch.empty(0, dtype=torch.promote_types(dtype, grid.key.positions.dtype))
+        try:
+            query = Layout.sequence(queries, start, device=device).in_precision_of(like)
+            key = Layout.sequence(keys, key_start, device=device).in_precision_of(like)
+            sequences = Grid(query, key, grid.causal)
+            return lower(
+                self.encoding,
+                self.q,
+                self.k,
+                sequences,
+                scale=self.scale,
+                value_dim=self.v.shape[3],
+            )
+        except ArgumentError:  # an offset that no document has may be out of a table's range
+            return None
 
     def by_definition(self) -> Problem:
         """The problem with queries and keys transformed by the encoding's own query_key part."""

@@ -7,8 +7,8 @@ Triton as the tuples of kernels/arguments.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from dataclasses import dataclass, is_dataclass
+from typing import Any, NamedTuple, get_type_hints
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -127,7 +127,40 @@ class KernelProblem:
     tuned: bool = True
 
 
-T = TypeVar("T")
+class RecordField(NamedTuple):
+    """A field of ``KernelProblem`` or of a record in it.
+
+    Args:
+        record: the name of the record that it is in; "" for the whole.
+        name, path: in that record, and in the whole.
+        kind: ``"tensor"``, ``"tensors"``, ``"number"``, ``"truth"``, ``"real"`` or ``"word"``.
+    """
+
+    record: str
+    name: str
+    path: str
+    kind: str
+
+
+KINDS: dict[Any, str] = {int: "number", bool: "truth", float: "real", str: "word"}
+
+
+def _fields(record: type, owner: str = "") -> Iterator[RecordField]:
+    """The fields of a dataclass, by its annotations, and of the dataclasses in it."""
+    for name, hint in get_type_hints(record).items():
+        if is_dataclass(hint):
+            yield from _fields(hint, name)  # type: ignore[arg-type]
+        else:
+            kind = KINDS.get(hint, "tensors" if "tuple" in str(hint) else "tensor")
+            yield RecordField(owner, name, f"{owner}.{name}" if owner else name, kind)
+
+
+FIELDS = tuple(_fields(KernelProblem))
+"""All fields that are no records."""
+
+RECORDS: dict[str, Any] = {
+    name: hint for name, hint in get_type_hints(KernelProblem).items() if is_dataclass(hint)
+}
 
 
 class Flat(NamedTuple):
@@ -146,63 +179,17 @@ class Flat(NamedTuple):
     words: str
 
 
-class RecordField(NamedTuple):
-    """A field of a record.
-
-    Args:
-        name, path: in its own record, and in the whole.
-        kind: ``"tensor"``, ``"tensors"``, ``"number"``, ``"truth"``, ``"real"``, ``"word"`` or
-            ``"record"``.
-        inner: of a record.
-    """
-
-    name: str
-    path: str
-    kind: str
-    inner: Schema | None
-
-
-class Schema(NamedTuple):
-    """The fields of a dataclass, by its annotations."""
-
-    type: type
-    fields: tuple[RecordField, ...]
-
-
-KINDS: dict[Any, str] = {int: "number", bool: "truth", float: "real", str: "word"}
-
-
-def schema_of(record: type, prefix: str = "") -> Schema:
-    """The schema of a dataclass.
-
-    ``Tensor | None`` and its shaped forms, ``tuple[Tensor, ...]``, ``int``, ``bool``, ``float``,
-    ``str`` and other dataclasses are understood.
-    """
-    schema_fields, hints = [], get_type_hints(record)
-    for name in (field.name for field in fields(record)):
-        hint, path, inner = hints[name], prefix + name, None
-        kind = KINDS.get(hint, "tensors" if "tuple" in str(hint) else "tensor")
-        if is_dataclass(hint):
-            kind, inner = "record", schema_of(hint, f"{path}.")  # type: ignore[arg-type]
-        schema_fields.append(RecordField(name, path, kind, inner))
-    return Schema(record, tuple(schema_fields))
-
-
-def flatten(record: object, schema: Schema) -> Flat:
+def flatten(record: KernelProblem) -> Flat:
     """The fields of a record in lists."""
+    flat = Flat([], [], [], "")
     paths: list[str] = []
     words: list[str] = []
-    flat = Flat([], [], [], "")
-    _collect(record, schema, flat, paths, words)
-    return flat._replace(words="|".join([" ".join(paths), *words]))
-
-
-def _collect(
-    record: object, schema: Schema, flat: Flat, paths: list[str], words: list[str]
-) -> None:
-    for name, path, kind, inner in schema.fields:
-        value: Any = getattr(record, name)
-        if kind == "tensor":
+    for owner, name, path, kind in FIELDS:
+        value: Any = getattr(getattr(record, owner) if owner else record, name)
+        if kind == "tensors":
+            flat.tensors.extend(value)
+            paths.extend([f"{path}.{at}" for at in range(len(value))])
+        elif kind == "tensor":
             if value is not None:
                 flat.tensors.append(value)
                 paths.append(path)
@@ -212,53 +199,32 @@ def _collect(
             flat.numbers.append(1 if value else 0)
         elif kind == "real":
             flat.reals.append(value)
-        elif kind == "word":
+        else:
             words.append(value)
-        elif inner is None:
-            flat.tensors.extend(value)
-            paths.extend([f"{path}.{at}" for at in range(len(value))])
-        else:
-            _collect(value, inner, flat, paths, words)
+    return flat._replace(words="|".join([" ".join(paths), *words]))
 
 
-def restore(flat: Flat, schema: Schema) -> Any:
+def restore(flat: Flat) -> KernelProblem:
     """The record that ``flatten`` made lists of."""
-    present, *words = flat.words.split("|")
-    tensors = dict(zip(present.split(), flat.tensors, strict=True))
-    return _record(schema, tensors, iter(flat.numbers), iter(flat.reals), iter(words))
-
-
-def _record(
-    schema: Schema,
-    tensors: dict[str, Tensor],
-    numbers: Iterator[int],
-    reals: Iterator[float],
-    words: Iterator[str],
-) -> Any:
-    record: Any = object.__new__(schema.type)  # what is in it was checked before
-    state = record.__dict__
-    for name, path, kind, inner in schema.fields:
+    paths, *words = flat.words.split("|")
+    tensors = dict(zip(paths.split(), flat.tensors, strict=True))
+    scalars = {"number": iter(flat.numbers), "real": iter(flat.reals), "word": iter(words)}
+    values: dict[str, dict[str, Any]] = {name: {} for name in ("", *RECORDS)}
+    for owner, name, path, kind in FIELDS:
+        value: Any
         if kind == "tensor":
-            state[name] = tensors.get(path)
-        elif kind == "number":
-            state[name] = next(numbers)
+            value = tensors.get(path)
+        elif kind == "tensors":
+            value = tuple(x for at, x in tensors.items() if at.startswith(f"{path}."))
         elif kind == "truth":
-            state[name] = bool(next(numbers))
-        elif kind == "real":
-            state[name] = next(reals)
-        elif kind == "word":
-            state[name] = next(words)
-        elif inner is None:
-            state[name] = tuple(x for at, x in tensors.items() if at.startswith(f"{path}."))
+            value = bool(next(scalars["number"]))
         else:
-            state[name] = _record(inner, tensors, numbers, reals, words)
-    return record
+            value = next(scalars[kind])
+        values[owner][name] = value
+    records = {name: record(**values[name]) for name, record in RECORDS.items()}
+    return KernelProblem(**values[""], **records)
 
 
 def paths_of(words: str) -> list[str]:
     """The path of each tensor, from ``Flat.words``."""
     return words.split("|")[0].split()
-
-
-SCHEMA = schema_of(KernelProblem)
-"""Schema of the flat arguments that operators take."""

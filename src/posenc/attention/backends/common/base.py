@@ -75,10 +75,6 @@ class Plan:
     by_definition: bool = False
     prepare: Callable[[], Attend | None] = lambda: None
 
-    def describe(self) -> str:
-        """Description of the computation, in a sentence without a full stop."""
-        return self.description
-
     def run(self, *, lse: bool = False) -> Result:
         """Compute attention.
 

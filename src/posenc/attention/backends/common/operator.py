@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
 from posenc.attention.backends.common.base import kernel_gradients
-from posenc.attention.problem.record import SCHEMA, Flat, KernelProblem, flatten, paths_of, restore
+from posenc.attention.problem.record import Flat, KernelProblem, flatten, paths_of, restore
 from posenc.runtime import needs_dispatch
 
 Gradients = dict[str, Tensor]
@@ -56,7 +56,7 @@ class Operator:
 
     def attend(self, record: KernelProblem) -> tuple[Tensor, Tensor]:
         """Output and LSE."""
-        tensors, *rest = flatten(record, SCHEMA)
+        tensors, *rest = flatten(record)
         if needs_dispatch(*tensors):
             results: tuple[Tensor, Tensor] = self._forward(tensors, *rest)
         elif torch.is_grad_enabled():
@@ -67,7 +67,7 @@ class Operator:
 
     def zeros(self, record: KernelProblem, output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         """Zeros with the gradients of output and LSE over more keys than the record's."""
-        tensors, *rest = flatten(record, SCHEMA)
+        tensors, *rest = flatten(record)
         results: tuple[Tensor, Tensor] = _GivenOutput.apply(
             self._backward, output, lse, *rest, *tensors
         )
@@ -77,8 +77,7 @@ class Operator:
 def _restored(
     tensors: Sequence[Tensor], numbers: Sequence[int], reals: Sequence[float], words: str
 ) -> KernelProblem:
-    record: KernelProblem = restore(Flat(list(tensors), list(numbers), list(reals), words), SCHEMA)
-    return record
+    return restore(Flat(list(tensors), list(numbers), list(reals), words))
 
 
 def _forward(operator: Operator) -> CustomOpDef:

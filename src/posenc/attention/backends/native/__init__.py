@@ -26,13 +26,7 @@ from posenc.attention.backends.native.build import description, missing, slow_mk
 from posenc.attention.backends.native.few_queries import ROWS, are_few_rows, attend_query
 from posenc.attention.backends.native.op import NATIVE
 from posenc.attention.backends.native.pairs import DESCRIPTIONS
-from posenc.attention.backends.native.posing import (
-    fused_form,
-    image_record,
-    narrowed,
-    record_of,
-    structured_terms,
-)
+from posenc.attention.backends.native.posing import fused_form, image_record, narrowed, record_of
 from posenc.attention.backends.native.rotation import fits_inside, rotate, serves_inside
 from posenc.attention.backends.native.splitting import (
     BandProblem,
@@ -153,7 +147,9 @@ class Native(Backend):
 
 
 def _plan(problem: Problem, offsets: Offsets) -> Plan | Refusal:
-    terms = structured_terms(problem, offsets.domain)
+    terms = problem.lowered
+    if terms is None:  # documents, on which a part may have no form
+        terms = problem.lower_on_sequences(*offsets.domain)
     if problem.softcap is not None and has_rows(terms or ()):
         return Refusal("a cap takes sums of gates, which its kernels keep apart from the logits")
     if terms is not None:

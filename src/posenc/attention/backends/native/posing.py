@@ -22,7 +22,7 @@ from posenc.attention.problem.images import (
     shared_buckets,
     with_rows,
 )
-from posenc.attention.problem.lowering import is_constant_table, lower, sinks_without_rows
+from posenc.attention.problem.lowering import is_constant_table, sinks_without_rows
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem, draw_seed
 from posenc.attention.problem.record import (
@@ -47,9 +47,7 @@ from posenc.encoding import (
     repeat_heads,
 )
 from posenc.encoding.prepared import reused_of_grid
-from posenc.errors import ArgumentError
 from posenc.grid import Grid
-from posenc.layout import Layout
 from posenc.runtime import has_values
 
 
@@ -87,38 +85,6 @@ def record_of(
         record = _with_pairs(record, pairs, offsets, x)
     terms = replace(record.terms, first=record.terms.first - offsets.origin)
     return replace(record, terms=terms)
-
-
-def structured_terms(
-    problem: Problem, domain: tuple[int, int]
-) -> tuple[StructuredScore, ...] | None:
-    """The structured form; for documents, the form of a sequence that has all their offsets.
-
-    None where there is none, or positions have gradients, which a sequence's have not.
-    """
-    score = problem.encoding.score
-    if problem.lowered is not None or (score is not None and score.replaces_product):
-        return problem.lowered
-    grid, (first, last), queries = problem.grid, domain, problem.q.shape[2]
-    sides = (grid.query, grid.key)
-    if torch.is_grad_enabled() and any(side.positions.requires_grad for side in sides):
-        return None
-    if grid.query.signal is not None or grid.key.signal is not None:
-        return None
-    if score is not None and score.reads_layout:
-        return None
-    device, start = problem.q.device, max(0, -first - queries + 1)
-    query = Layout.sequence(queries, start, device=device)
-    shift = max(0, first + queries - 1 + start)
-    key = Layout.sequence(max(1, last - (shift - start) + 1), shift, device=device)
-    wide = torch.promote_types(grid.query.positions.dtype, grid.key.positions.dtype)
-    try:
-        sequence = Grid(_wide(query, wide), _wide(key, wide), grid.causal)
-        width = problem.v.shape[3]
-        q, k, scale = problem.q, problem.k, problem.scale
-        return lower(problem.encoding, q, k, sequence, scale=scale, value_dim=width)
-    except ArgumentError:  # an offset that no document has may be out of a table's range
-        return None
 
 
 def fused_form(problem: Problem) -> tuple[FusedScore | None, tuple[StructuredScore, ...] | None]:
@@ -268,10 +234,6 @@ def _with_pairs(
     distances = distances.to(form.factor.dtype)
     tensors = (form.distance(distances), form.knots, form.slope, form.intercept, form.factor)
     return replace(record, pairs=PairTerm("distance", tensors))
-
-
-def _wide(layout: Layout, dtype: torch.dtype) -> Layout:
-    return replace(layout, positions=layout.positions.to(dtype))
 
 
 LONG = 2048

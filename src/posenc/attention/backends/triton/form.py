@@ -16,7 +16,7 @@ from torch import Tensor
 from posenc.attention.backends.common.base import Refusal
 from posenc.attention.backends.triton.segments import segment_mask_of
 from posenc.attention.problem.lowering import given_encoding, has_rows, map_term, sinks_without_rows
-from posenc.attention.problem.offsets import Offsets
+from posenc.attention.problem.offsets import Offsets, find_spacing
 from posenc.attention.problem.problem import Problem, draw_seed
 from posenc.attention.problem.record import (
     Geometry,
@@ -25,7 +25,6 @@ from posenc.attention.problem.record import (
     RotaryFactors,
     SegmentMask,
 )
-from posenc.attention.problem.spacing import find_spacing, lower_on_sequences
 from posenc.attention.problem.terms import (
     AXES,
     Terms,
@@ -297,8 +296,7 @@ def kernel_form(problem: Problem, fused: FusedScore | None = None) -> KernelForm
         return _form_by_offset(problem, lowered)
     offsets = None if grid.shift is None else Offsets.regular(grid)
     form = _fitting(KernelForm(problem, lowered, offsets, _ordered(grid)))
-    signals = grid.query.signal is not None or grid.key.signal is not None
-    if isinstance(form, Refusal) and not signals:  # which plain sequences do not have
+    if isinstance(form, Refusal):
         by_offset = _form_by_offset(problem, None)
         return form if isinstance(by_offset, Refusal) else by_offset
     return form
@@ -334,11 +332,11 @@ def _form_by_offset(
     spacing = find_spacing(problem.grid)
     if isinstance(spacing, str):
         return Refusal(spacing)
+    offsets = Offsets.shifted(problem.grid, spacing.shift, masked=spacing.ordered)
     if lowered is None:
-        lowered = lower_on_sequences(structured, spacing.shift)
+        lowered = structured.lower_on_sequences(*offsets.reach)
     if lowered is None:
         return Refusal("the score or value part has no structured form on this grid")
-    offsets = Offsets.shifted(problem.grid, spacing.shift, masked=spacing.ordered)
     return _fitting(KernelForm(problem, lowered, offsets, spacing.ordered, function))
 
 

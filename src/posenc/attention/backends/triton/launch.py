@@ -39,7 +39,7 @@ from posenc.attention.backends.triton.kernels.forward import (
 )
 from posenc.attention.backends.triton.kernels.gradients import delta_kernel, ends_kernel
 from posenc.attention.backends.triton.segments import SUMMARY_BLOCK
-from posenc.attention.problem.record import SCHEMA, KernelProblem, flatten, paths_of
+from posenc.attention.problem.record import KernelProblem, flatten, paths_of
 
 PRODUCTS_BLOCK = 64
 
@@ -265,7 +265,7 @@ class Launch:
     def kind(self) -> tuple[object, ...]:
         """Tuning key: the properties that the memory of tiles depends on, and rough sizes."""
         x, segments = self.x, self.x.segments
-        flat = flatten(x, SCHEMA)
+        flat = flatten(x)
         kind: list[object] = [x.q.dtype, precision_of(x.q.dtype)[0], x.pairs.kind]
         for path, tensor in zip(paths_of(flat.words), flat.tensors, strict=True):
             wide = tensor.dim() == 4 or path.endswith("_rows")

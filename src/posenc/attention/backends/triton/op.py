@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.attention.backends.common.operator import Gradients, Operator
 from posenc.attention.backends.triton.form import CURVE, KNOTS, empty_as, features_together
-from posenc.attention.problem.record import SCHEMA, KernelProblem, flatten, paths_of, restore
+from posenc.attention.problem.record import KernelProblem, flatten, paths_of, restore
 from posenc.attention.problem.terms import of_tokens
 
 CARRIED = ("counts", "sticks", "sticks_self")
@@ -78,7 +78,7 @@ TRITON = Operator("triton", compute_output, compute_gradients, _empty_output, _e
 
 def _ready(record: KernelProblem) -> KernelProblem:
     """The record, its tensors in strides that the kernels can read."""
-    flat = flatten(record, SCHEMA)
+    flat = flatten(record)
     ready = [
         x
         if path.startswith("rotary")
@@ -89,5 +89,4 @@ def _ready(record: KernelProblem) -> KernelProblem:
     ]
     if all(x is original for x, original in zip(ready, flat.tensors, strict=True)):
         return record
-    restored: KernelProblem = restore(flat._replace(tensors=ready), SCHEMA)
-    return restored
+    return restore(flat._replace(tensors=ready))
