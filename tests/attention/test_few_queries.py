@@ -257,7 +257,7 @@ def test_the_last_token_of_a_layer(name: str, monkeypatch: pytest.MonkeyPatch) -
         seen.append(operands[3])
         return native.attend_query(*operands, **options)
 
-    monkeypatch.setattr(BACKENDS["native"].kernels, "query_kernel", lambda *_, **__: watching)
+    monkeypatch.setattr(BACKENDS["native"], "query_kernel", lambda *_, **__: watching)
     encoding = make(name).float()
     q, k, v = (x.bfloat16() for x in tensors(1, 300, 2))
     layout, cache = Layout.sequence(300), LayerCache()

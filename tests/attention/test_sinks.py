@@ -251,7 +251,7 @@ def test_last_token_by_one_query(
     """The fused query of decoding is explained, and is the definition's."""
     by_kernel = by_kernel and missing() is None
     if not by_kernel:
-        native = BACKENDS["native"].kernels
+        native = BACKENDS["native"]
         monkeypatch.setattr(native, "query_kernel", lambda *_, **__: None)
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, n, 9, 8).to(dtype) for n in (HEADS, 2, 2))

@@ -277,8 +277,8 @@ def explain(
         choice = choose(call, backend)
         refused = choice.refusals | (refusals(call) if choice.rule is not NAMED else {})
         how = choice.plan.description
-        kernels = choice.backend.kernels
-        how += "" if kernels is None else f"; kernels: {kernels.description()}"
+        build = choice.backend.build()
+        how += "" if build is None else f"; kernels: {build}"
         how += describe_repeats(call) if choice.rule is not NAMED else ""
         return Explanation(choice.backend.name, how, choice.rule.name, refused, cached)
 

@@ -324,12 +324,11 @@ def named(backend: str | Backend) -> Backend:
 
 def rotate(rotation: Rotation, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """Queries and keys rotated, by the compiled kernel of CPUs where it serves."""
-    kernels = BACKENDS["native"].kernels
-    return rotation.apply(q, k) if kernels is None else kernels.rotate(rotation, q, k)
+    return BACKENDS["native"].rotate(rotation, q, k)
 
 
 def query_kernel(q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel | None:
-    """Attention of one query a head to all keys on the CPU, see ``Kernels``.
+    """Attention of one query a head to all keys on the CPU, see ``Backend``.
 
     None where PyTorch's own operations serve, for gradients, and where calls are traced, watched or
     transformed.
@@ -338,8 +337,7 @@ def query_kernel(q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel
         return None
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return None
-    kernels = BACKENDS["native"].kernels
-    return None if kernels is None else kernels.query_kernel(q, k, v, plain=plain)
+    return BACKENDS["native"].query_kernel(q, k, v, plain=plain)
 
 
 def _plan(backend: Backend, call: Call) -> Plan | Refusal:

@@ -367,20 +367,12 @@ class Layout:
         if torch.compiler.is_compiling():
             return replace(self, signal=signal)
         self._require_signal(signal)
-        layout = self._with({"signal": signal})
-        vars(layout)["_without_signal"] = self.without_signal
-        return layout
+        return self._with({"signal": signal})
 
     def _require_signal(self, signal: Tensor | None) -> None:
         if signal is not None:
             shape, remedy = ("B", self.length, "S"), "encoding.observe computes it."
             require_tensor("signal", signal, shape, FLOATING, remedy=remedy)
-
-    @property
-    def without_signal(self) -> Layout:
-        """The layout that a signal was given to, or itself: what needs none is kept by it."""
-        layout: Layout = vars(self).get("_without_signal", self)
-        return layout
 
     def concat(self, other: Layout) -> Layout:
         """This layout's tokens followed by those of ``other``, in every row.

@@ -20,8 +20,7 @@ KEYS = 40
 def by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of keys of the calls by the kernel of one query."""
     calls: list[int] = []
-    native = BACKENDS["native"].kernels
-    assert native is not None
+    native = BACKENDS["native"]
     found = native.query_kernel
 
     def watched(q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> Any:

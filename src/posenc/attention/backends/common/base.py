@@ -125,27 +125,6 @@ class QueryKernel(Protocol):
         """Bias is added to the logits before the cap; sinks and softcap as of ``attend``."""
 
 
-class Kernels(Protocol):
-    """Kernels of a machine that serve calls without a plan."""
-
-    def description(self) -> str:
-        """The build that this machine runs."""
-
-    def rotate(self, rotation: Rotation, q: Tensor, k: Tensor, /) -> tuple[Tensor, Tensor]:
-        """Queries and keys rotated."""
-
-    def query_kernel(
-        self, q: Tensor, k: Tensor, v: Tensor, /, *, plain: bool
-    ) -> QueryKernel | None:
-        """Attention of one query a head to all keys, without gradients.
-
-        None where PyTorch's operations are as fast.
-
-        Args:
-            plain: without sinks and without a cap of the logits.
-        """
-
-
 class Backend(ABC):
     """A way to compute attention. It never falls back: it supports a problem or gives a reason.
 
@@ -154,15 +133,30 @@ class Backend(ABC):
 
     name: str
 
-    kernels: Kernels | None = None
-    """Kernels that calls use without a plan; None where it has none."""
-
     def has_advantage(self, reason: str, problem: Problem, *, prepared: bool = False) -> bool:
         """True if it is faster than PyTorch's fused attention for one of ``ADVANTAGES``.
 
         As measured on machines like this, planned anew or ``prepared``.
         """
         return False
+
+    def build(self) -> str | None:
+        """The build of its kernels that this machine runs; None where they are none of posenc's."""
+        return None
+
+    def rotate(self, rotation: Rotation, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys rotated, for calls without a plan."""
+        return rotation.apply(q, k)
+
+    def query_kernel(self, q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel | None:
+        """Attention of one query a head to all keys, without gradients, for calls without a plan.
+
+        None where PyTorch's operations are as fast.
+
+        Args:
+            plain: without sinks and without a cap of the logits.
+        """
+        return None
 
     def untuned(self) -> Backend:
         """The backend without autotuning before the first call, for use in a trial."""

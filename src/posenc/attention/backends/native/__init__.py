@@ -66,10 +66,16 @@ AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 ON_CPU = Refusal("its kernels run on CPUs alone")
 
 
-class NativeKernels:
-    """The compiled kernels that calls use without a plan."""
+class Native(Backend):
+    """Online softmax over tiles, in C++, with terms read by spans of the offset.
 
-    def description(self) -> str:
+    Serves regular grids, contiguous documents and padding, and tables between whole images.
+    Gradients of everything, dropout included. Results are the same for any number of threads.
+    """
+
+    name = "native"
+
+    def build(self) -> str:
         return description()
 
     def rotate(self, rotation: Rotation, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,18 +87,6 @@ class NativeKernels:
         if not (worth and alike and q.shape[1] // k.shape[1] <= ROWS):
             return None
         return attend_query if q.is_cpu and missing() is None else None
-
-
-class Native(Backend):
-    """Online softmax over tiles, in C++, with terms read by spans of the offset.
-
-    Serves regular grids, contiguous documents and padding, and tables between whole images.
-    Gradients of everything, dropout included. Results are the same for any number of threads.
-    """
-
-    name = "native"
-
-    kernels = NativeKernels()
 
     def has_advantage(self, reason: str, problem: Problem, *, prepared: bool = False) -> bool:
         (batch, heads, queries, _), keys = problem.q.shape, problem.k.shape[2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
@@ -91,14 +90,6 @@ MOST = 16
 """Largest number of special tokens of a side; their pairs are computed by the definition."""
 
 
-class Grids(NamedTuple):
-    """Grids of cells with cells, of cells with special keys, of special queries with all keys."""
-
-    cells: Grid
-    special_keys: Grid
-    special_queries: Grid
-
-
 def problem_of_cells(problem: Problem) -> Problem | None:
     """The problem of two images without the special tokens before them.
 
@@ -116,9 +107,9 @@ def problem_of_cells(problem: Problem) -> Problem | None:
         return None
     if problem.global_softmax is not None or problem.sinks is not None:
         return None
-    grids, x = _grids(grid), problem.rotated
-    queries, keys = slice(before[0], None), slice(before[1], None)
-    cells = _subproblem(x, grids.cells, queries, keys)
+    queries, keys = before
+    x, cell_grid = problem.rotated, Grid(_cells(grid.query, queries), _cells(grid.key, keys))
+    cells = _subproblem(x, cell_grid, slice(queries, None), slice(keys, None))
     width = x.v.shape[3]
     lowered = lower(x.encoding, cells.q, cells.k, cells.grid, scale=x.scale, value_dim=width)
     return replace(cells, lowered=lowered) if serves_images(cells.grid, lowered) else None
@@ -126,16 +117,17 @@ def problem_of_cells(problem: Problem) -> Problem | None:
 
 def attend_with_special_tokens(problem: Problem, attend_cells: Compute, *, lse: bool) -> Result:
     """Attention of special tokens and cells, given the computation among the cells."""
-    before, grids = _specials(problem.grid), _grids(problem.grid)
+    before, query, key = _specials(problem.grid), problem.grid.query, problem.grid.key
     assert before is not None
     x, (queries, keys) = problem.rotated, before
     of_cells = attend_cells(lse=lse or keys > 0)
     if keys:
-        special_pairs = _subproblem(x, grids.special_keys, slice(queries, None), slice(keys))
+        special_keys = Grid(query.slice(queries, query.length), key.slice(0, keys))
+        special_pairs = _subproblem(x, special_keys, slice(queries, None), slice(keys))
         of_cells = join_keys([of_cells, attend_by_definition(special_pairs, lse=True)], lse=lse)
     if not queries:
         return of_cells
-    special_pairs = _subproblem(x, grids.special_queries, slice(queries), slice(None))
+    special_pairs = _subproblem(x, Grid(query.slice(0, queries), key), slice(queries), slice(None))
     special = attend_by_definition(special_pairs, lse=lse)
     output = torch.cat([special.output, of_cells.output], dim=2)
     if special.lse is None or of_cells.lse is None:
@@ -155,15 +147,6 @@ def _specials(grid: Grid) -> tuple[int, int] | None:
         return None
     (rows, columns), (key_rows, key_columns) = query.extent, key.extent
     return query.length - rows * columns, key.length - key_rows * key_columns
-
-
-def _grids(grid: Grid) -> Grids:
-    before, query, key = _specials(grid), grid.query, grid.key
-    assert before is not None
-    queries, keys = before
-    cells = Grid(_cells(query, queries), _cells(key, keys))
-    special_keys = Grid(query.slice(queries, query.length), key.slice(0, keys))
-    return Grids(cells, special_keys, Grid(query.slice(0, queries), key))
 
 
 def _cells(layout: Layout, before: int) -> Layout:
