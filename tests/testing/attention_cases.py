@@ -200,7 +200,7 @@ class AttentionCase:
         forms: of queries, keys and values, where each has its own.
         kind: of the layouts.
         options: of the encoding, besides its sample's.
-        apart: kernels take a few heads, pieces of keys and blocks of queries at a time, as in long
+        apart: pieces of keys and blocks of queries are taken at a time, as in long
             texts.
         repeated: the third of calls without gradients, which the second has prepared.
         narrow: parameters are in half precision where operands are; else in float32.

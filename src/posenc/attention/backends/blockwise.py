@@ -147,32 +147,27 @@ def _block_problem(problem: Problem, grid: Grid, rows: slice, keys: slice) -> Pr
 
     By its structured form, if there is one: what that is made of is computed once.
     """
-    softmax, counter_dropout, lowered = (
-        problem.global_softmax,
-        problem.counter_dropout,
-        problem.lowered,
-    )
+    softmax, counter_dropout = problem.global_softmax, problem.counter_dropout
+    if softmax is not None:
+        softmax = GlobalSoftmax(softmax.output[:, :, rows], softmax.lse[:, :, rows])
     if keys != slice(0, grid.key.length):
         grid = replace(grid, key=grid.key.slice(keys.start, keys.stop))
     if counter_dropout is not None:
-        counter_dropout = replace(
-            counter_dropout.rows(rows.start, rows.stop), key=counter_dropout.key[:, keys]
-        )
+        query, key = counter_dropout.query[:, rows], counter_dropout.key[:, keys]
+        counter_dropout = replace(counter_dropout, query=query, key=key)
     block = replace(
         problem,
         q=problem.q[:, :, rows],
         k=problem.k[:, :, keys],
         v=problem.v[:, :, keys],
         grid=grid,
-        global_softmax=None
-        if softmax is None
-        else GlobalSoftmax(*(x[:, :, rows] for x in softmax)),
+        global_softmax=softmax,
         counter_dropout=counter_dropout,
         lowered=None,
     )
-    if lowered is None or is_transformed():
+    if problem.lowered is None or is_transformed():
         return block
-    return replace(block, encoding=given_encoding(part_of(lowered, rows, keys)))
+    return replace(block, encoding=given_encoding(part_of(problem.lowered, rows, keys)))
 
 
 def _attend_block(block: Problem, *, lse: bool) -> Result:

@@ -184,10 +184,6 @@ class CounterDropout:
     key: Int[Tensor, "b K"]
     first_head: int = 0
 
-    def rows(self, begin: int, end: int) -> CounterDropout:
-        """The dropout of queries ``begin`` to ``end`` (exclusive)."""
-        return replace(self, query=self.query[:, begin:end])
-
     def factors(self, like: Float[Tensor, "B H Q K"]) -> Float[Tensor, "B H Q K"]:
         """0 for dropped weights, 1 / (1 - probability) for others."""
         batch, heads = (
