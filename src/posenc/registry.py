@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping
 
 from posenc.arguments import Count, Length, Width, check
 from posenc.encoding import Encoding
@@ -103,17 +102,10 @@ def create_layers(
     remedy = "Create each by itself and add them: create(...) + create(...)."
     given = parsed.options_with(options)
     chosen = assign_options(given, parsed.entries, context, remedy=remedy)
-    stacks = [_stack(n, entry, layers, context, chosen[n]) for n, entry in parsed.entries.items()]
+    stacks = []
+    for method, entry in parsed.entries.items():
+        arguments = with_context(
+            *(chosen[method], entry.parameters(), context, method), remedy="Pass {}=… to create."
+        )
+        stacks.append(entry.layers(layers, arguments))
     return [functools.reduce(operator.add, parts) for parts in zip(*stacks, strict=True)]
-
-
-def _stack(
-    name: str,
-    entry: Entry,
-    layers: int,
-    context: Mapping[str, int | None],
-    options: Mapping[str, object],
-) -> list[Encoding]:
-    remedy = "Pass {}=… to create."
-    arguments = with_context(options, entry.parameters(), context, name, remedy=remedy)
-    return entry.layers(layers, arguments)

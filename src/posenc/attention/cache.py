@@ -139,7 +139,10 @@ class LayerCache:
             past is not last or (buffers is not None and past.data_ptr() != buffer.data_ptr())
             for past, last, buffer in zip(pasts, returned, buffers or pasts, strict=True)
         )
-        if buffers is None or replaced or buffers[0].shape[2] < end or _is_frozen(buffers[0]):
+        # Tensors of inference mode cannot be written to outside of it.
+        inference = torch.is_inference_mode_enabled()
+        frozen = buffers is not None and buffers[0].is_inference() and not inference
+        if buffers is None or replaced or frozen or buffers[0].shape[2] < end:
             size = max(end, 2 * begin)
             first, second = (past.new_empty(*past.shape[:2], size, past.shape[3]) for past in pasts)
             buffers = first, second
@@ -262,11 +265,6 @@ def _joined(past: Layout, layout: Layout) -> Layout:
     if past.signal is not None or layout.signal is not None:
         return past.concat(layout)
     return reused_of_layouts(lambda: past.concat(layout), "past", layouts=(past, layout))
-
-
-def _is_frozen(x: Tensor) -> bool:
-    """True of a tensor of inference mode outside of it, which cannot be written to."""
-    return x.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def _detached(layout: Layout) -> Layout:

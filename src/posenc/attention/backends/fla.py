@@ -17,10 +17,10 @@ from torch import Tensor
 
 from posenc.attention.backends.common.base import Backend, Plan, Refusal, Result, refuse_rare
 from posenc.attention.backends.common.definition import lse_by_definition
+from posenc.attention.backends.common.fused import plainly_causal
 from posenc.attention.problem.problem import Problem
 from posenc.attention.problem.terms import reads_offsets
 from posenc.encoding import BlockTransforms, LowRank, repeat_heads
-from posenc.grid import FARTHEST, Grid
 from posenc.runtime import is_transformed
 
 WIDTHS = (16, 32, 64, 128)
@@ -69,18 +69,12 @@ def _unsupported(problem: Problem) -> Refusal | None:
         return Refusal("it has no dropout")
     if problem.encoding.value is not None:
         return Refusal("it has no place for a value part")
-    if not _full_and_causal(grid):
+    if not plainly_causal(grid) or grid.query.length != grid.key.length:
         return Refusal("it is for whole causal sequences without padding")
     widths = {q.shape[-1], problem.v.shape[-1]}
     if not widths <= set(WIDTHS):
         return Refusal(f"it takes heads of width {WIDTHS}, not {sorted(widths)}")
     return None
-
-
-def _full_and_causal(grid: Grid) -> bool:
-    if grid.band != (-FARTHEST, 0) or grid.segmented:
-        return False
-    return grid.shift == 0 and grid.query.length == grid.key.length
 
 
 def _column(problem: Problem) -> Float[Tensor, "b H K"] | None:

@@ -26,7 +26,12 @@ from posenc.attention.backends.common.base import (
 )
 from posenc.attention.backends.common.definition import lse_by_definition
 from posenc.attention.backends.common.flash_cpu import flash_forward, prepare_flash
-from posenc.attention.backends.common.fused import are_few, fold_heads, fused_attention
+from posenc.attention.backends.common.fused import (
+    are_few,
+    fold_heads,
+    fused_attention,
+    plainly_causal,
+)
 from posenc.attention.problem.lowering import bias_by_offset, is_constant_table
 from posenc.attention.problem.problem import Problem
 from posenc.attention.softmax import add_sinks
@@ -69,7 +74,7 @@ class Sdpa(Backend):
 def _prepare(problem: Problem) -> Attend | None:
     if problem.sinks is not None or problem.rotation is not None or _loses_nan(problem):
         return None  # other kernels rotate as they read
-    mask, causal = None, not problem.lowered and _plainly_causal(problem.grid)
+    mask, causal = None, not problem.lowered and plainly_causal(problem.grid)
     if problem.lowered or not (problem.grid.dense or causal):
         mask = _mask_of_few(problem)
         if mask is None:
@@ -120,7 +125,7 @@ def _description(problem: Problem) -> str:
         ways.append("the table as a zero-copy view for its mask")
     if any(isinstance(term, LowRank) for term in lowered):
         ways.append("extra columns on queries and keys")
-    if not ways and not problem.grid.dense and not _plainly_causal(problem.grid):
+    if not ways and not problem.grid.dense and not plainly_causal(problem.grid):
         ways.append("a mask of Q×K booleans")
     return "PyTorch's fused kernel" + (f" with {' and '.join(ways)}" if ways else "")
 
@@ -166,11 +171,6 @@ def _attend(problem: Problem, *, lse: bool) -> Result:
     return Result(result.output[..., : problem.v.shape[-1]], result.lse)
 
 
-def _plainly_causal(grid: Grid) -> bool:
-    """True if the kernel's own causal flag (key index ≤ query index) equals the grid's mask."""
-    return grid.band == (-FARTHEST, 0) and grid.shift == 0 and not grid.segmented
-
-
 def _widen(
     problem: Problem, factors: list[LowRank]
 ) -> tuple[Float[Tensor, "B H Q W"], Float[Tensor, "B G K W"], Float[Tensor, "B G K W"]]:
@@ -199,7 +199,7 @@ def _attend_masked(q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, lse: bo
     grid = problem.grid
     if grid.dense:
         return _kernel(q, k, v, problem, lse=lse)
-    if _plainly_causal(grid):
+    if plainly_causal(grid):
         return _kernel(q, k, v, problem, causal=True, lse=lse)
     if q.device.type == "cpu" and grid.shift is not None and not grid.segmented:
         bias = torch.zeros_like(grid.distinct_offsets(device=q.device), dtype=torch.float32)

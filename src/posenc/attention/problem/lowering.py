@@ -248,14 +248,9 @@ def given_encoding(terms: Iterable[StructuredScore]) -> Encoding:
     for term in terms:
         if isinstance(term, BucketedTerms) and term.value is not None:
             value = GivenValues(term)
-        if isinstance(term, LowRank) or _adds_to_scores(term):
+        if isinstance(term, LowRank) or reads_tokens(term) or term.table is not None:
             score.append(term)
     return Encoding(score=GivenTerms(*score) if score else None, value=value)
-
-
-def _adds_to_scores(term: BucketedTerms) -> bool:
-    parts = (term.table, term.left, term.right, term.row, term.column)
-    return any(part is not None for part in parts)
 
 
 def _dense(term: StructuredScore, grid: Grid) -> Scores:

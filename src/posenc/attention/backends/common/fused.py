@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from posenc.encoding import repeat_heads
+from posenc.grid import FARTHEST, Grid
 from posenc.runtime import is_scripted, is_transformed
 
 Mask = Bool[Tensor, "b h #Q K"] | Float[Tensor, "b h #Q K"]
@@ -75,3 +76,8 @@ def are_few(q: Float[Tensor, "B H Q D"], most: int = FEW_QUERIES) -> bool:
 def shares_few(q: Float[Tensor, "B H Q D"], k: Float[Tensor, "B G K D"]) -> bool:
     """True if heads of few queries share keys, so that PyTorch's kernel reads these once."""
     return q.shape[1] != k.shape[1] and are_few(q)
+
+
+def plainly_causal(grid: Grid) -> bool:
+    """True if kernels' own causal flag (key index ≤ query index) equals the grid's mask."""
+    return grid.band == (-FARTHEST, 0) and grid.shift == 0 and not grid.segmented

@@ -88,7 +88,8 @@ class Arguments:
     def _geometry(self, geometry: Geometry) -> None:
         x, intervals = self.struct, geometry.intervals
         if intervals is None:
-            sizes = x.queries, x.keys, *_numbers(geometry)
+            band = geometry.shift, geometry.lowest, geometry.highest
+            sizes = x.queries, x.keys, *band, geometry.period, geometry.jump
             intervals = reused(lambda: _regular_intervals(*sizes), "regular intervals", *sizes)
         x.low, x.high, x.base = (interval.data_ptr() for interval in self.keep(intervals))
         x.rows_batch = 0 if intervals.shape[1] == 1 else x.queries
@@ -191,10 +192,6 @@ def empty_like_tokens(
 
 def contiguous_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
-def _numbers(geometry: Geometry) -> tuple[int, ...]:
-    return (geometry.shift, geometry.lowest, geometry.highest, geometry.period, geometry.jump)
 
 
 def _padded(spans: Spans) -> Tensor:

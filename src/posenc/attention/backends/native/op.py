@@ -105,13 +105,10 @@ def _sum(x: Tensor, dim: int, like: Tensor) -> Float[Tensor, "B H L F"]:
     return torch.sum(x, dim, out=empty_like_tokens(like, size, x.dtype))
 
 
-def _total(parts: Tensor) -> Tensor:
-    return parts[0] if len(parts) == 1 else parts.sum(0)
-
-
 def _of_term(name: str, parts: Tensor, like: Tensor, spans: Spans | None) -> Tensor:
     """The gradient of an operand from the parts of it."""
-    total, (batch, heads, *_) = _total(parts), four_axes(name, like).shape
+    total = parts[0] if len(parts) == 1 else parts.sum(0)
+    batch, heads, *_ = four_axes(name, like).shape
     total = total.sum_to_size(batch, heads, *total.shape[2:])
     if name.endswith("factor") and (len(parts) > 1 or total.shape != parts.shape[1:]):
         return empty_like_tokens(like, like.shape).copy_(total)

@@ -49,7 +49,7 @@ def rotate_one(
     """Queries or keys rotated, by the compiled kernel where it serves."""
     if not _serves(x, factors):
         return apply_rotation(x, *factors, pairing)
-    rows = (_rows(factor) for factor in factors)
+    rows = (factor.detach().contiguous() for factor in factors)
     rotated: Tensor = _Rotate.apply(x, *rows, pairing == "adjacent", False)
     return rotated
 
@@ -88,10 +88,6 @@ def _fits(x: Tensor, factors: tuple[Tensor, Tensor]) -> bool:
     shape = (*x.shape[:3], cosine.shape[-1])
     fits = all(n in (1, full) for n, full in zip(cosine.shape, shape, strict=True))
     return fits and missing() is None
-
-
-def _rows(factor: Tensor) -> Tensor:
-    return factor.detach().contiguous()
 
 
 class _Rotate(torch.autograd.Function):
