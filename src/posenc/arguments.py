@@ -312,6 +312,22 @@ def _shown_name(annotation: Any) -> str:
     return "".join(getattr(note, "name", "") for note in getattr(annotation, "__metadata__", ()))
 
 
+def head_width(dim: int, heads: int) -> int:
+    """Width of a head, ``dim / heads``.
+
+    Raises:
+        ArgumentError: unless it is a whole number.
+    """
+    if dim % heads:
+        raise ArgumentError(
+            "dim",
+            expected=f"a multiple of heads ({heads})",
+            got=dim,
+            remedy="Change dim or heads, or give head_dim.",
+        )
+    return dim // heads
+
+
 def _number(name: str, kind: type, value: object, default: object, interval: Interval) -> float:
     domain = "a whole number" if kind is int else "a finite number"
     if interval.multiple > 1:

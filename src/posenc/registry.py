@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import operator
 
-from posenc.arguments import Count, Length, Width, check
+from posenc.arguments import Count, Length, Width, check, head_width
 from posenc.encoding import Encoding
 from posenc.encoding.entry import Entry
-from posenc.errors import ArgumentError
 from posenc.registration import Registry, assign_options, parse_name, with_context
 
 ENCODINGS: Registry[Entry] = Registry(
@@ -91,14 +90,7 @@ def create_layers(
         "causal": check("causal", bool | None, causal),
     }
     if head_dim is None and dim is not None and heads is not None:
-        if dim % heads:
-            raise ArgumentError(
-                "dim",
-                expected=f"a multiple of heads ({heads})",
-                got=dim,
-                remedy="Change dim or heads, or give head_dim.",
-            )
-        context["head_dim"] = dim // heads
+        context["head_dim"] = head_width(dim, heads)
     remedy = "Create each by itself and add them: create(...) + create(...)."
     given = parsed.options_with(options)
     chosen = assign_options(given, parsed.entries, context, remedy=remedy)

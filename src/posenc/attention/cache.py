@@ -14,7 +14,7 @@ from posenc.encoding.prepared import reused_of_layouts
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.layout.checks import require_rows, require_whole
-from posenc.layout.features import require_layout
+from posenc.layout.features import require_layout, require_layout_of
 from posenc.runtime import is_transformed
 
 T = TypeVar("T")
@@ -94,13 +94,8 @@ class LayerCache:
 
     def _require_fit(self, keys: Tensor, values: Tensor, layout: Layout) -> None:
         require_layout("layout", layout)
-        if isinstance(keys, Tensor) and layout.batch not in (1, keys.shape[0]):
-            raise ArgumentError(
-                "layout",
-                expected=f"1 or {keys.shape[0]} batch rows, as keys has",
-                got=layout.batch,
-                remedy="Give the layout one row for all, or one a batch row.",
-            )
+        if isinstance(keys, Tensor):
+            require_layout_of("keys", keys, layout, "layout")
         for name, x, past in (("keys", keys, self.keys), ("values", values, self.values)):
             if not isinstance(x, Tensor):
                 got, remedy = type(x).__name__, "Its shape is [B, G, L, D]."

@@ -215,14 +215,8 @@ def require_fit(
     """
     parts = encoding.parts()
     require_causal(parts, causal)
+    encoding.queries(heads)  # which heads may share
     transform = encoding.query_key
-    if transform is not None and heads % transform.views:
-        raise ArgumentError(
-            "heads",
-            expected=f"a multiple of {transform.views}, the heads that share a query",
-            got=heads,
-            remedy="Change heads, or use another encoding.",
-        )
     transformed = head_dim if transform is None else head_dim * transform.widening
     for part in parts:
         width = head_dim

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.arguments import Count, Length, Probability, Rate, Width, check
+from posenc.arguments import Count, Length, Probability, Rate, Width, check, head_width
 from posenc.attention.api import attend, transformed
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.cache import LayerCache
@@ -128,15 +128,7 @@ class Attention(nn.Module):
                 got=f"{heads} and {kv_heads}",
                 remedy="Choose kv_heads among the divisors of heads.",
             )
-        if head_dim is None:
-            if dim % heads:
-                raise ArgumentError(
-                    "dim",
-                    expected=f"a multiple of heads ({heads})",
-                    got=dim,
-                    remedy="Change dim or heads, or give head_dim.",
-                )
-            head_dim = dim // heads
+        head_dim = head_width(dim, heads) if head_dim is None else head_dim
         require_fit(encoding, heads=heads, head_dim=head_dim, dim=dim, causal=causal)
         self.dim, self.heads, self.kv_heads, self.head_dim = dim, heads, kv_heads, head_dim
         self.queries = queries

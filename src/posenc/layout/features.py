@@ -36,7 +36,7 @@ def require_features(
     require_layout(where, layout)
     shape = ("B", layout.length, "C" if width is None else width)
     require_tensor(name, x, shape, FLOATING, remedy=SHAPE)
-    _require_fit(name, x, layout, where)
+    require_layout_of(name, x, layout, where)
 
 
 def require_token_ids(
@@ -46,10 +46,11 @@ def require_token_ids(
     require_layout("layout", layout)
     shape = ("B" if rows is None else rows, layout.length)
     require_tensor(name, tokens, shape, INTEGERS, remedy="Give one id per token.")
-    _require_fit(name, tokens, layout, "layout")
+    require_layout_of(name, tokens, layout, "layout")
 
 
-def _require_fit(name: str, x: Tensor, layout: Layout, where: str) -> None:
+def require_layout_of(name: str, x: Tensor, layout: Layout, where: str) -> None:
+    """Require a layout of the batch rows of a tensor, or of one for all, on its device."""
     if layout.batch not in (1, x.shape[0]):
         raise ArgumentError(
             where,
