@@ -36,6 +36,7 @@ from posenc.encoding import DistanceFunction, Encoding, LowRank, Rotation
 from posenc.encoding.prepared import (
     active,
     are_known,
+    entering,
     regular_kind,
     reused_later,
     stored,
@@ -244,7 +245,9 @@ def describe_repeats(call: Call) -> str:
     modules = list(call.encoding.modules())
     if not are_known(modules) or wants_gradients(tensors_of(modules)):
         return ""
-    if _key(call) is None or _prepared(call) is None:
+    with entering(call.encoding.prepared):
+        kind = kind_of(call)
+    if kind is None or _prepared(call) is None:
         return ""
     choice = _choose(call)
     by = next(backend for backend, plan in _preparing(call, choice) if plan.prepare() is not None)
@@ -360,7 +363,33 @@ def kind_of(call: Call) -> Hashable | None:
     Calls with gradients, dropout or sinks, in graphs or dispatch modes, and on other devices than
     CPUs are not. The call may be invalid; no tensor is read.
     """
-    return None if active() is None else _key(call)
+    if active() is None:
+        return None
+    q, k, v, grid, encoding = call.q, call.k, call.v, call.grid, call.encoding
+    if not (type(grid) is Grid and isinstance(encoding, Encoding)):
+        return None
+    # True equals 1, and would find its kind.
+    if type(call.dropout) not in (float, int):
+        return None
+    if not {type(call.scale), type(call.softcap)} <= {float, int, type(None)}:
+        return None
+    for x in (q, k, v):
+        if not (type(x) is Tensor and x.is_cpu and x.layout is torch.strided) or x.is_nested:
+            return None
+    if call.dropout or call.sinks is not None or grid.intervals is not None:
+        return None
+    if call.global_softmax or call.counter_dropout or needs_dispatch(q, k, v) or is_transformed():
+        return None
+    if torch.is_autocast_enabled("cpu") or is_exporting() or wants_gradients((q, k, v)):
+        return None
+    images = grid.query.start is None and grid.dense
+    query = _layout_kind(grid.query, image=images)
+    key = query if grid.key is grid.query else _layout_kind(grid.key, image=images)
+    if query is None or key is None:
+        return None
+    of_tensors = (q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype)
+    of_values = (v.shape, v.stride(), v.dtype)
+    return of_tensors, of_values, query, key, grid.band, call.scale, call.softcap
 
 
 def prepared_attention(call: Call, kind: Hashable) -> Attend | None:
@@ -375,39 +404,6 @@ def prepared_attention(call: Call, kind: Hashable) -> Attend | None:
 def prepare_repeated(call: Call, kind: Hashable) -> Attend | None:
     """Attention of a valid call's kind, prepared at its second call; None before."""
     return reused_later(partial(_prepared, call), "attend", kind, layers=(call.encoding,))
-
-
-def _key(call: Call) -> Hashable | None:
-    """The key of a call's kind; None if it has none. The call may be invalid. Reads no tensor."""
-    q, k, v, grid, encoding = call.q, call.k, call.v, call.grid, call.encoding
-    if not (type(grid) is Grid and isinstance(encoding, Encoding) and _is_plain_number(call)):
-        return None
-    for x in (q, k, v):
-        if not (type(x) is Tensor and x.is_cpu and x.layout is torch.strided) or x.is_nested:
-            return None
-    if call.dropout or call.sinks is not None or grid.intervals is not None:
-        return None
-    if call.global_softmax or call.counter_dropout or needs_dispatch(q, k, v) or is_transformed():
-        return None
-    if torch.is_autocast_enabled("cpu") or is_exporting():
-        return None
-    if wants_gradients((q, k, v)):
-        return None
-    images = grid.query.start is None and grid.dense
-    query = _layout_kind(grid.query, image=images)
-    key = query if grid.key is grid.query else _layout_kind(grid.key, image=images)
-    if query is None or key is None:
-        return None
-    of_tensors = (q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype)
-    of_values = (v.shape, v.stride(), v.dtype)
-    return of_tensors, of_values, query, key, grid.band, call.scale, call.softcap
-
-
-def _is_plain_number(call: Call) -> bool:
-    """True if scale, cap and dropout are of the usual types: ``True == 1`` and finds its kind."""
-    return {type(call.scale), type(call.softcap)} <= {float, int, type(None)} and (
-        type(call.dropout) in (float, int)
-    )
 
 
 def _layout_kind(layout: Layout, *, image: bool) -> Hashable | None:

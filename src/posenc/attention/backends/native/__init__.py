@@ -222,10 +222,9 @@ def _run(
     if problem.global_softmax is not None:
         sums = without_rows(problem.global_softmax.lse, terms).detach().double().contiguous()
         return Result(NATIVE.zeros(record, problem.global_softmax.output, sums)[0], None)
-    output, row_lse = NATIVE.attend(record)
+    output, sums = NATIVE.attend(record)
     wide = torch.promote_types(problem.q.dtype, torch.float32)
-    row_lse = add_rows(row_lse, terms).to(wide) if lse else None
-    return Result(output.to(problem.v.dtype), row_lse)
+    return Result(output.to(problem.v.dtype), add_rows(sums, terms).to(wide) if lse else None)
 
 
 ENTRY = Native()
