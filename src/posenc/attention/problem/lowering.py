@@ -23,6 +23,7 @@ from posenc.encoding.parts import Part
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
+from posenc.runtime import is_scripted
 
 T = TypeVar("T")
 
@@ -279,16 +280,22 @@ def _dense(term: StructuredScore, grid: Grid) -> Scores:
 def _at(bucket: Int[Tensor, "b L M"], product: TokenTableProduct) -> Float[Tensor, "b H L M"]:
     """Products of tokens with the rows of buckets, no more at a time than there are pairs."""
     tokens, rows = _factors(product)
-    batch = bucket.shape[0] if bucket.shape[0] > 1 else tokens.shape[0]  # len() is no symbol
-    size = tokens.shape[2]
-    if not torch.compiler.is_compiling():
-        size = max(1, size * bucket.shape[2] // rows.shape[1])
-    parts = []
-    for part, index in zip(tokens.split(size, 2), bucket.split(size, 1), strict=True):
-        products = part @ rows.mT  # [b, H, l, N]
-        index = index.unsqueeze(1).expand(batch, products.shape[1], -1, -1)
-        parts.append(products.expand(batch, -1, -1, -1).gather(-1, index))
-    return torch.cat(parts, dim=2)
+    if torch.compiler.is_compiling() or is_scripted():  # no size is read
+        return _read_products(bucket, tokens, rows)
+    size = max(1, bucket.shape[1] * bucket.shape[2] // rows.shape[1])
+    if size >= bucket.shape[1]:
+        return _read_products(bucket, tokens, rows)
+    pieces = zip(torch.split(bucket, size, 1), torch.split(tokens, size, 2), strict=True)
+    return torch.cat([_read_products(*piece, rows) for piece in pieces], dim=2)
+
+
+def _read_products(
+    bucket: Int[Tensor, "b L M"], tokens: Float[Tensor, "b H L F"], rows: Float[Tensor, "h N F"]
+) -> Float[Tensor, "b H L M"]:
+    products = tokens @ rows.mT  # [b, H, L, N]
+    batch = bucket.shape[0] if bucket.shape[0] > 1 else products.shape[0]  # len() is no symbol
+    index = bucket.unsqueeze(1).expand(batch, products.shape[1], -1, -1)
+    return products.expand(batch, -1, -1, -1).gather(-1, index)
 
 
 def _factors(product: TokenTableProduct) -> tuple[Float[Tensor, "b H L F"], Float[Tensor, "h N F"]]:
