@@ -116,10 +116,10 @@ class KernelProblem:
     v: Float[Tensor, "B G K E"]
     scale: float
     terms: Terms
-    pairs: PairTerm = PairTerm()
-    geometry: Geometry = Geometry()
-    segments: SegmentMask = SegmentMask()
-    rotary: RotaryFactors = RotaryFactors()
+    pairs: PairTerm
+    geometry: Geometry
+    segments: SegmentMask
+    rotary: RotaryFactors
     dropout: float = 0.0
     seed: Int[Tensor, "1"] | None = None
     sinks: Float[Tensor, "b H q"] | None = None

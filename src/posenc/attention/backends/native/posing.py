@@ -25,7 +25,13 @@ from posenc.attention.problem.images import (
 from posenc.attention.problem.lowering import is_constant_table, sinks_without_rows
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem, draw_seed
-from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, RotaryFactors
+from posenc.attention.problem.record import (
+    Geometry,
+    KernelProblem,
+    PairTerm,
+    RotaryFactors,
+    SegmentMask,
+)
 from posenc.attention.problem.terms import Terms, read_terms, stacked
 from posenc.encoding import (
     BlockTransforms,
@@ -178,7 +184,9 @@ def _record(
     return KernelProblem(
         *(problem.q, problem.k, problem.v, problem.scale),
         terms=terms,
+        pairs=PairTerm(),
         geometry=geometry,
+        segments=SegmentMask(),
         rotary=_rotary(problem.rotation),
         dropout=problem.dropout,
         seed=draw_seed(problem.q.device) if problem.dropout else None,

@@ -18,7 +18,13 @@ from posenc.attention.backends.triton.segments import segment_mask_of
 from posenc.attention.problem.lowering import given_encoding, has_rows, map_term, sinks_without_rows
 from posenc.attention.problem.offsets import Offsets, find_spacing
 from posenc.attention.problem.problem import Problem, draw_seed
-from posenc.attention.problem.record import Geometry, KernelProblem, PairTerm, RotaryFactors
+from posenc.attention.problem.record import (
+    Geometry,
+    KernelProblem,
+    PairTerm,
+    RotaryFactors,
+    SegmentMask,
+)
 from posenc.attention.problem.terms import (
     AXES,
     Terms,
@@ -211,6 +217,8 @@ def single_query_record(problem: Problem) -> KernelProblem:
         *(problem.q, problem.k, problem.v, problem.scale),
         terms=Terms(column=bias, value_rows=rows),
         pairs=PairTerm("single", buckets),
+        geometry=Geometry(),
+        segments=SegmentMask(),
         rotary=_rotary(problem.rotation),
         softcap=problem.softcap or 0.0,
     )
