@@ -109,7 +109,7 @@ class Problem:
         start = max(0, -first - queries + 1)
         key_start = max(0, first + queries - 1 + start)
         keys = max(1, last - (key_start - start) + 1)
-        device, dtype = self.q.device, grid.query.positions.dtype
+        device, dtype = grid.query.device, grid.query.positions.dtype
         like = torch.empty(0, dtype=torch.promote_types(dtype, grid.key.positions.dtype))
         try:
             query = Layout.sequence(queries, start, device=device).in_precision_of(like)
