@@ -183,9 +183,7 @@ def tried(name: str) -> dict[str, Any]:
     if unavailable is not None:
         return {"unavailable": unavailable.reason}
     grids = (Grid.of(Layout.sequence(9), causal=True),) if DRY else trial.GRIDS
-    dtypes = (torch.float32, torch.bfloat16)
-    found = [trial.difference(backend, device, dtype, grids=grids) for dtype in dtypes]
-    return {"difference": next(filter(None, found), "")}
+    return {"difference": trial.difference(backend, device, grids=grids)}
 
 
 def static(item: str) -> dict[str, Any]:

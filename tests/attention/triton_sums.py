@@ -7,12 +7,14 @@ import torch
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend, explain
+from posenc.attention import trial
 from posenc.attention.backends.triton import sums_launch
 from posenc.attention.backends.triton.kernels.sums import carries_kernel, sums_forward_kernel
 from posenc.attention.backends.triton.kernels.sums_gradients import (
     sums_keys_kernel,
     sums_queries_kernel,
 )
+from posenc.attention.dispatch import BACKENDS
 from posenc.attention.problem.record import (
     Geometry,
     KernelProblem,
@@ -141,6 +143,18 @@ def test_the_operator_is_registered_as_it_behaves() -> None:
         torch.library.opcheck(
             torch.ops.posenc.triton.default, tuple(flatten(record)), test_utils=checks
         )
+
+
+@pytest.mark.parametrize("kernels", ["sticks", "counts", "distance"])
+def test_trial_of_a_device(kernels: str) -> None:
+    found = trial.difference(
+        BACKENDS["triton"],
+        torch.device("cpu"),
+        grids=[sequence(20, causal=True)],
+        dtypes=(torch.float32,),
+        kernels=kernels,
+    )
+    assert found == ""
 
 
 def test_refuses_with_the_reason() -> None:

@@ -282,8 +282,9 @@ def _choose(call: Call) -> Choice:
     refused: dict[str, str] = {}
     for name in order:
         plan = _plan(BACKENDS[name], call)
-        if isinstance(plan, Plan) and plan.trial:
-            plan = trial.refusal(BACKENDS[name], call.q.device, call.q.dtype) or plan
+        if isinstance(plan, Plan) and plan.trial is not None:
+            device, dtype = call.q.device, call.q.dtype
+            plan = trial.refusal(BACKENDS[name], device, dtype, plan.trial) or plan
         if isinstance(plan, Plan):
             return Choice(BACKENDS[name], plan, rule, refused)
         if plan.avoidable and not torch.compiler.is_compiling():

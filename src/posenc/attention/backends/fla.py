@@ -50,11 +50,11 @@ class Fla(Backend):
             column = _column(problem)
             if column is None:
                 return Refusal("the score part is no number a key")
-            return Plan("fla's forgetting attention", partial(_forget, problem, column), trial=True)
+            return Plan("fla's forgetting attention", partial(_forget, problem, column), trial="")
         reflections = _reflections(problem)
         if reflections is None:
             return Refusal("the score part is no product of reflections")
-        return Plan("fla's PaTH attention", partial(_reflect, problem, reflections), trial=True)
+        return Plan("fla's PaTH attention", partial(_reflect, problem, reflections), trial="")
 
 
 def _unsupported(problem: Problem) -> Refusal | None:

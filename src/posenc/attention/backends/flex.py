@@ -71,7 +71,7 @@ class Flex(Backend):
         if unsupported is not None:
             return unsupported
         how = "PyTorch's FlexAttention, its terms read pair by pair"
-        return Plan(how, partial(_run, problem, self.kernel_options), trial=True)
+        return Plan(how, partial(_run, problem, self.kernel_options), trial="")
 
 
 def _by_offset_if_needed(problem: Problem) -> Problem:

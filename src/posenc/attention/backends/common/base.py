@@ -62,7 +62,8 @@ class Plan:
     Args:
         description: how it is computed, in a sentence without a full stop.
         compute: the computation, with the problem bound to it.
-        trial: whether ``auto`` first compares the backend with the definition on the user's device.
+        trial: kernels that ``auto`` first compares with the definition on the user's device: a name
+            in ``trial.KERNELS``, or "" for those of the formula. None: none.
         by_definition: whether plain operations of PyTorch compute it, so that the LSE has gradients
             and gradients have gradients; where not, those of the definition are computed.
         prepare: makes attention of other queries, keys and values like the problem's, of the same
@@ -71,7 +72,7 @@ class Plan:
 
     description: str
     compute: Compute
-    trial: bool = False
+    trial: str | None = None
     by_definition: bool = False
     prepare: Callable[[], Attend | None] = lambda: None
 

@@ -35,13 +35,13 @@ SUMS = "kernels that carry sums from key to key"
 
 NOT_SINGLE = Refusal("there are many queries, gradients or dropout")
 
-DESCRIPTIONS: dict[type, str] = {
-    type(None): "kernels with the terms of every offset",
-    DistanceFunction: "kernels with a function of the distance",
-    GateCounts: SUMS,
-    StickWeights: SUMS,
+DESCRIPTIONS: dict[type, tuple[str, str]] = {
+    type(None): ("kernels with the terms of every offset", ""),
+    DistanceFunction: ("kernels with a function of the distance", "distance"),
+    GateCounts: (SUMS, "counts"),
+    StickWeights: (SUMS, "sticks"),
 }
-"""How the kernels compute each kind of ``KernelForm.pairs``."""
+"""How the kernels compute each kind of ``KernelForm.pairs``, and the name of their trial."""
 
 
 class Triton(Backend):
@@ -83,17 +83,17 @@ class Triton(Backend):
         single = refuse_single_query(problem) if is_single_query(problem) else NOT_SINGLE
         if single is None:
             how = "a kernel for one query, the keys split"
-            attend = partial(_attend_single_query, problem)
-            return Plan(_with_rotation(how, problem), attend, trial=True)
+            return Plan(_with_rotation(how, problem), partial(_attend_single_query, problem), "")
         fused = None if problem.lowered is not None else problem.fused()
         if single is not NOT_SINGLE and not isinstance(fused, SumsForm):
             return single
         form = kernel_form(problem, fused)
         if isinstance(form, Refusal):
             return form
-        how = f"{DESCRIPTIONS[type(form.pairs)]} (memory linear in the length)"
+        how, trial = DESCRIPTIONS[type(form.pairs)]
+        how += " (memory linear in the length)"
         attend = partial(_attend, form, tuned=self.tuned)
-        return Plan(_with_rotation(how, problem), attend, trial=True)
+        return Plan(_with_rotation(how, problem), attend, trial)
 
 
 def _with_rotation(how: str, problem: Problem) -> str:
