@@ -89,12 +89,12 @@ def test_what_is_no_llama_is_refused(changes: dict[str, Any], named: str) -> Non
 
 
 def test_other_extensions_are_refused() -> None:
-    for method, options, named in (
-        ("rerope", {"length": 24}, "rope only"),
-        ("dynamic_ntk", {"length": 24, "factor": 2.0}, "DynamicNtkRope"),
-        ("ntk", {"factor": 4.0, "layers": {1: {"factor": 2.0}}}, "one encoding for all layers"),
+    first, second = (extend_layers(decoder().encodings, "ntk", factor=f) for f in (4.0, 2.0))
+    for encodings, named in (
+        (extend_layers(decoder().encodings, "rerope", length=24), "rope only"),
+        (extend_layers(decoder().encodings, "dynamic_ntk", length=24, factor=2.0), "DynamicNtk"),
+        ([first[0], *second[1:]], "one encoding for all layers"),
     ):
-        encodings = extend_layers(decoder().encodings, method, **options)
         with pytest.raises(ArgumentError, match=named):
             as_llama(Decoder(DecoderConfig(**SIZES), encodings=encodings))
 
