@@ -181,6 +181,16 @@ def test_what_changes_at_a_place_shows_at_the_lengths_beyond_it() -> None:
     assert [x for at, x in places.items() if at > 640] == pytest.approx([5.0] * 6, abs=0.05)
 
 
+def test_a_token_s_level_is_its_cost_with_few_tokens_before_it() -> None:
+    model = live("llama", vocab_size=128)
+    given = suite(model, lengths=(64, 200))  # 8 tokens before blocks of 32
+    context = given._context(0)
+    level = given._level(0, context)
+    for place, begin in ((5, 0), (31, 0), (32, 24), (63, 24), (64, 56), (199, 168 - 8)):
+        window = context.tokens[begin : place + 2].unsqueeze(0)
+        assert level[place] == pytest.approx(float(losses(model, window, last=1)), abs=1e-3)
+
+
 def test_less_time_is_fewer_contexts() -> None:
     found = suite(Uniform(), seconds=1e-9).measure(Uniform())
     assert 3 * contexts.PARTS <= len(found.windows) < 6 * contexts.PARTS

@@ -244,19 +244,44 @@ def test_a_model_that_knows_nothing_is_asked_nothing_about(text: Text) -> None:
     assert study.gate
 
 
-def test_a_chat_model_is_asked_by_its_template(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def folder_of_bytes(folder: Path) -> Path:
+    """A random model with a tokenizer, of which each byte is a token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = tmp_path / "chat"
     tiny_model("qwen3", vocab_size=256, max_position_embeddings=512).save_pretrained(folder)
     alphabet = {byte: n for n, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_a_model_of_tokens_reads_contexts_once(tmp_path: Path) -> None:
+    opened = Checkpoint.open(folder_of_bytes(tmp_path / "model"))
+    (tmp_path / "text.txt").write_bytes(SENTENCE * 60)
+    shares: list[float] = []
+    study = evaluate(
+        opened,
+        opened.data(text=tmp_path / "text.txt"),
+        lengths=(800, 900),
+        progress=lambda stage, share, _: shares.append(share),
+    )
+    assert [finding.key for finding in study.findings] == ["direct", "window"]
+    assert study.asked == len(SENTENCE) * 60 // 901, "contexts that the text has room for"
+    for finding in study.findings:
+        assert list(finding.untuned.loss) == list(finding.untuned.needles) == [800, 900]
+        assert len(finding.untuned.windows) == 4 * study.asked
+    assert study.gate, "nothing was learned"
+    assert all(0 <= share <= 1 for share in shares)
+    assert study_page(study).sections
+
+
+def test_a_chat_model_is_asked_by_its_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = folder_of_bytes(tmp_path / "chat")
     (folder / "chat_template.jinja").write_text("<{{ messages[0].content }}>")
     path = tmp_path / "text.txt"
     path.write_bytes(SENTENCE * 60)
