@@ -191,6 +191,21 @@ def test_a_token_s_level_is_its_cost_with_few_tokens_before_it() -> None:
         assert level[place] == pytest.approx(float(losses(model, window, last=1)), abs=1e-3)
 
 
+class Skewed(Uniform):
+    """Tokens below 32 are three times as likely as others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight.data[:32] = math.log(3)
+
+
+def test_tokens_of_keys_do_not_count() -> None:
+    """Keys are of letters and digits; the text is of what is likely, log2(3 / 192) each."""
+    ids = torch.randint(0, 32, (20_000,), generator=torch.Generator().manual_seed(1))
+    found = suite(Uniform(), text=ids).measure(Skewed())
+    assert list(found.loss.values()) == pytest.approx([math.log2(64)] * 3, abs=1e-4)
+
+
 def test_less_time_is_fewer_contexts() -> None:
     found = suite(Uniform(), seconds=1e-9).measure(Uniform())
     assert 3 * contexts.PARTS <= len(found.windows) < 6 * contexts.PARTS

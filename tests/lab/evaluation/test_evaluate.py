@@ -259,7 +259,7 @@ def folder_of_bytes(folder: Path) -> Path:
 
 def test_a_model_of_tokens_reads_contexts_once(tmp_path: Path) -> None:
     opened = Checkpoint.open(folder_of_bytes(tmp_path / "model"))
-    (tmp_path / "text.txt").write_bytes(SENTENCE * 60)
+    (tmp_path / "text.txt").write_bytes(SENTENCE * 120)
     shares: list[float] = []
     study = evaluate(
         opened,
@@ -268,11 +268,15 @@ def test_a_model_of_tokens_reads_contexts_once(tmp_path: Path) -> None:
         progress=lambda stage, share, _: shares.append(share),
     )
     assert [finding.key for finding in study.findings] == ["direct", "window"]
-    assert study.asked == len(SENTENCE) * 60 // 901, "contexts that the text has room for"
+    assert study.asked == len(SENTENCE) * 120 // 901, "contexts that the text has room for"
     for finding in study.findings:
         assert list(finding.untuned.loss) == list(finding.untuned.needles) == [800, 900]
         assert len(finding.untuned.windows) == 4 * study.asked
     assert study.gate, "nothing was learned"
+    hasty = evaluate(
+        opened, opened.data(text=tmp_path / "text.txt"), lengths=(800, 900), minutes=1e-6
+    )
+    assert 3 <= hasty.asked < study.asked
     assert all(0 <= share <= 1 for share in shares)
     assert study_page(study).sections
 
