@@ -214,7 +214,7 @@ class LiveModel(nn.Module):
         )
 
 
-class _Room(DynamicLayer):
+class _PreallocatedLayer(DynamicLayer):
     """Keys and values in memory for a known number of tokens, written in place.
 
     Layers of a window keep all keys too, so that tokens can be taken back; their masks hide what
@@ -313,7 +313,7 @@ class LiveDecoder(LiveModel):
         """
         layers = DynamicCache(config=self.model.config).layers
         shown = capacity if self.window is None else self.window - step
-        return Cache(layers=[_Room(capacity, shown) for _ in layers])
+        return Cache(layers=[_PreallocatedLayer(capacity, shown) for _ in layers])
 
     @property
     def varies(self) -> bool:

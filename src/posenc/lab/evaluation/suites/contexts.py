@@ -49,7 +49,7 @@ STEPS = range(-6, 3)
 NEAR = 128
 """Tokens before a token from which on the original predicts it as a level to compare with."""
 
-KEY, ROOM = 5, 8
+KEY, SPARSE = 5, 8
 """Digits of a key, and how many times a key with its question the shortest length asked at is."""
 
 
@@ -90,7 +90,7 @@ def hidden_in(
     wanted = {
         (length, depth): round(DEPTHS[depth] * (length - asked - size))
         for length in lengths
-        if length >= ROOM * (asked + size)
+        if length >= SPARSE * (asked + size)
         for depth in range(len(DEPTHS))
     }
     tokens: list[int] = []
@@ -120,10 +120,10 @@ def hidden_in(
     return HiddenKeys(torch.tensor(tokens), torch.tensor(plain), asks)
 
 
-def room(encode: Encode) -> int:
+def shortest_context(encode: Encode) -> int:
     """Tokens of the shortest context that keys are hidden in."""
     sentence, question, answer = _needle(encode, name(0), "0" * KEY)
-    return ROOM * (len(sentence) + len(question) + len(answer))
+    return SPARSE * (len(sentence) + len(question) + len(answer))
 
 
 def _needle(encode: Encode, named: str, key: str) -> tuple[list[int], list[int], list[int]]:
@@ -200,14 +200,14 @@ class ContextSuite:
         Raises:
             DataError: if the text is too short.
         """
-        longest = lengths[-1]
-        if not isinstance(text.needles, KeyNeedles) or lengths[0] < room(text.needles.encode):
+        needles, longest = text.needles, lengths[-1]
+        if not isinstance(needles, KeyNeedles) or lengths[0] < shortest_context(needles.encode):
             return None
         if not has_cache(model, text.measured):
             return None
         require_text(len(text.measured), longest, text.unit)
         count = min(MOST, max(FEWEST, BUDGET // longest), len(text.measured) // (longest + 1))
-        ids, encode = text.measured, text.needles.encode
+        ids, encode = text.measured, needles.encode
         return cls(
             model, ids, text.measured_pieces, lengths, encode, seed, count, seconds, report=report
         )
@@ -407,4 +407,4 @@ def _asked_whole(run: Any, rows: Int[Tensor, "B n"], ask: Ask) -> Float[Tensor, 
 def lengths_around(length: int, encode: Encode) -> tuple[int, ...]:
     """Lengths from an eighth of the trained one to its double, that keys can be hidden in."""
     lengths = dict.fromkeys(round(length * 2 ** (step / 2)) for step in STEPS)
-    return tuple(n for n in lengths if n >= min(room(encode), length))
+    return tuple(n for n in lengths if n >= min(shortest_context(encode), length))
