@@ -150,7 +150,9 @@ class Tupe(ScoreTerm):
         rows = self._normalised(self._read(grid.query))
         same = grid.key is grid.query
         key_rows = rows if same else self._normalised(self._read(grid.key))
-        return self._split(scale * self.query(rows)), self._split(self.key(key_rows))
+        queries, keys = scale * self.query(rows), self.key(key_rows)
+        wide = torch.promote_types(queries.dtype, keys.dtype)  # positions of one may be float64
+        return self._split(queries.to(wide)), self._split(keys.to(wide))
 
     def _reused(
         self, grid: Grid, scale: float
