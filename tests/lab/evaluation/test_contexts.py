@@ -206,21 +206,6 @@ def test_tokens_of_keys_do_not_count() -> None:
     assert list(found.loss.values()) == pytest.approx([math.log2(64)] * 3, abs=1e-4)
 
 
-def test_less_time_is_fewer_contexts() -> None:
-    found = suite(Uniform(), seconds=1e-9).measure(Uniform())
-    assert 3 * contexts.PARTS <= len(found.windows) < 6 * contexts.PARTS
-    assert len(suite(Uniform(), seconds=None).measure(Uniform()).windows) == 6 * contexts.PARTS
-
-
-def test_the_share_that_is_done_rises_to_all() -> None:
-    shares: list[float] = []
-    model = live("llama", vocab_size=256)
-    given = suite(model, report=lambda stage, share: shares.append(share), count=3)
-    given.measure(model)
-    assert shares == sorted(shares)
-    assert shares[-1] == 1
-
-
 def test_of_bytes_windows_are_measured_as_before() -> None:
     text = _text(needles=None)
     assert ContextSuite.of(live("llama"), text, (800, 900), seed=0) is None

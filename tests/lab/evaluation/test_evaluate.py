@@ -244,11 +244,11 @@ def test_a_model_that_knows_nothing_is_asked_nothing_about(text: Text) -> None:
     assert study.gate
 
 
-def folder_of_bytes(folder: Path) -> Path:
+def folder_of_bytes(folder: Path, length: int = 512) -> Path:
     """A random model with a tokenizer, of which each byte is a token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    tiny_model("qwen3", vocab_size=256, max_position_embeddings=512).save_pretrained(folder)
+    tiny_model("qwen3", vocab_size=256, max_position_embeddings=length).save_pretrained(folder)
     alphabet = {byte: n for n, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -268,7 +268,7 @@ def test_a_model_of_tokens_reads_contexts_once(tmp_path: Path) -> None:
         progress=lambda stage, share, _: shares.append(share),
     )
     assert [finding.key for finding in study.findings] == ["direct", "window"]
-    assert study.asked == len(SENTENCE) * 120 // 901, "contexts that the text has room for"
+    assert 3 < study.asked <= len(SENTENCE) * 120 // 901, "until it is settled that both hold"
     for finding in study.findings:
         assert list(finding.untuned.loss) == list(finding.untuned.needles) == [800, 900]
         assert len(finding.untuned.windows) == 4 * study.asked
@@ -276,7 +276,7 @@ def test_a_model_of_tokens_reads_contexts_once(tmp_path: Path) -> None:
     hasty = evaluate(
         opened, opened.data(text=tmp_path / "text.txt"), lengths=(800, 900), minutes=1e-6
     )
-    assert 3 <= hasty.asked < study.asked
+    assert 1 <= hasty.asked <= study.asked
     assert all(0 <= share <= 1 for share in shares)
     assert study_page(study).sections
 

@@ -8,7 +8,7 @@ import pytest
 
 from posenc.extension import EXTENSIONS
 from posenc.lab.evaluation.candidates import Method
-from posenc.lab.evaluation.choosing import choose, headline, verdicts
+from posenc.lab.evaluation.choosing import choose, headline, short_cost, verdicts
 from posenc.lab.evaluation.results import Study, StudyReading
 from posenc.lab.evaluation.suites.next_token import words
 from posenc.lab.evaluation.summary import SLOWER, answer, expectation
@@ -53,6 +53,17 @@ def test_what_a_method_costs_is_said_where_it_is_much() -> None:
     told = answer(study(**BASE, rerope=unknown))[1]
     assert told.startswith("rerope takes an unknown time (the machine was busy")
     assert unknown.speed == "≈ 0"
+
+
+def test_what_short_texts_cost_is_said_where_it_is_much() -> None:
+    dear = replace(reading(2.3, 0.9), loss={16: 2.08, 32: 2.3})
+    cheap = replace(reading(2.31, 0.9, spread=0.3), loss={16: 2.01, 32: 2.31})
+    found = study(**BASE, yarn=dear, llama3=cheap)
+    assert short_cost(found, dear, tuned=False) == pytest.approx(0.04)
+    told = answer(found)[1]
+    assert "On texts of 16 bytes its loss is +4.0% against the original's" in told
+    assert "llama3 +0.5% is level with it on long ones" in told
+    assert not any("On texts of" in told for told in answer(study(**BASE, yarn=cheap)))
 
 
 def test_what_runs_the_model_as_it_is_is_named_where_it_does_better() -> None:

@@ -236,7 +236,7 @@ def evaluate(
 
 def _print_study(study: Study) -> None:
     """The verdict and a table, the best at the longest context first."""
-    from posenc.lab.evaluation.choosing import opening
+    from posenc.lab.evaluation.choosing import opening, short_cost, worse_by
     from posenc.lab.evaluation.summary import answer, findings
 
     OUT.print()
@@ -254,13 +254,19 @@ def _print_study(study: Study) -> None:
                 deciding = metric == study.deciding
                 name = f"at {study.called(length)}" if deciding else metric.name
                 table.add_column(name, justify="right")
+        ranked = study.ranked(tuned=tuned)
+        costs = [short_cost(study, reading, tuned=tuned) for _, reading in ranked]
+        has_costs = any(cost is not None for cost in costs)
+        if has_costs:
+            table.add_column("short texts", justify="right")
         table.add_column(f"{study.counted}/s", justify="right")
-        for method, reading in study.ranked(tuned=tuned):
+        for (method, reading), cost in zip(ranked, costs, strict=True):
             values = [
                 metric.shown(reading.of(metric)[length])
                 for metric in study.metrics
                 for length in _shown(study, metric)
             ]
+            values += [worse_by(study, cost)] if has_costs else []
             table.add_row(method.key, *values, reading.speed)
         when = ", after fine-tuning" if tuned else ", without training" if study.tuned else ""
         title = f"\n{study.deciding.name.capitalize()}, {study.deciding.axis}{when}"

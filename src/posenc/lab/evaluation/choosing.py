@@ -9,7 +9,14 @@ from collections.abc import Iterator, Mapping
 from posenc.errors import CheckpointError
 from posenc.lab.evaluation.candidates import CUT, SCALED, WINDOW
 from posenc.lab.evaluation.results import Findings, Study, StudyReading
-from posenc.lab.reporting.numbers import Estimate, estimate, listed, sentence
+from posenc.lab.reporting.numbers import (
+    Estimate,
+    confidence_after,
+    confidence_at,
+    estimate,
+    listed,
+    sentence,
+)
 from posenc.lab.reporting.opening import (
     BREAKS,
     HOLDS,
@@ -194,6 +201,30 @@ def judged(study: Study, reading: StudyReading) -> Word:
     return word(Estimate(change, None, 1))
 
 
+def short_cost(study: Study, reading: StudyReading, *, tuned: bool) -> float | None:
+    """By how much a model is worse than the original at the trained length.
+
+    Returns:
+        The change of a loss as a share of it, or of a share; None where that is not measured, as of
+        images, whose table is unchanged there.
+    """
+    original = study.of("direct" if study.causal else CUT)
+    if study.factor == 1.0 or study.unit == "pixel" or original is None:
+        return None
+    metric, base = study.deciding, original.reading(tuned) or original.untuned
+    if base is None or study.length not in study.lengths:
+        return None
+    before, now = base.of(metric)[study.length], reading.of(metric)[study.length]
+    return now / before - 1 if metric.lower else before - now
+
+
+def worse_by(study: Study, cost: float | None) -> str:
+    """``short_cost`` in tables: ``+4.0%`` of a loss, ``-3 points`` of a share."""
+    if cost is None:
+        return "—"
+    return f"{cost:+.1%}" if study.deciding.lower else f"{-100 * cost:+.0f} points"
+
+
 def has_needles(study: Study) -> bool:
     """True if the original finds needles at the trained length, so that they separate methods."""
     original = study.of("direct") if study.causal else None
@@ -203,7 +234,9 @@ def has_needles(study: Study) -> bool:
     return needles > 0 and needles >= LEARNED * study.chance
 
 
-def gap(one: StudyReading, other: StudyReading, *, lower: bool = True) -> Estimate | None:
+def gap(
+    one: StudyReading, other: StudyReading, *, lower: bool = True, confidence: float | None = None
+) -> Estimate | None:
     """Deficit of ``one`` to ``other`` at the goal, paired over pieces of text, documents or images.
 
     The interval is over such pieces, not over models.
@@ -211,9 +244,42 @@ def gap(one: StudyReading, other: StudyReading, *, lower: bool = True) -> Estima
     Args:
         one, other: measurements on the same pieces.
         lower: lower values are better.
+        confidence: of the interval; by default 95 % in all, looks included.
     """
-    pairs = zip(one.windows, other.windows, strict=False)  # a slow model has read fewer
-    return estimate(a - b if lower else b - a for a, b in pairs)
+    pairs = zip(one.windows, other.windows, strict=False)  # what was settled has read fewer
+    confidence = confidence or confidence_after(max(one.looks, other.looks))
+    differences = (a - b if lower else b - a for a, b in pairs)
+    return estimate(differences, confidence=confidence)
+
+
+def unsettled(study: Study, *, tuned: bool, look: int) -> set[str]:
+    """The models that further measurements may tell from the best one, and the best one itself.
+
+    A model is settled if its value of the deciding metric is surely another, or surely level (see
+    ``TIE``), and it does not find more needles.
+
+    Args:
+        study: the measurements so far.
+        tuned: use those after fine-tuning.
+        look: number of this question, from 1 on; see ``confidence_at``.
+
+    Returns:
+        No keys where all are settled.
+    """
+    readings, key = study.readings(tuned=tuned), best(study, tuned=tuned)
+    if key is None or study.gate:
+        return set(readings)
+    chosen, metric = readings.pop(key), study.deciding
+    level = TIE * abs(chosen.of(metric)[study.goal])
+
+    def is_open(reading: StudyReading) -> bool:
+        deficit = gap(reading, chosen, lower=metric.lower, confidence=confidence_at(look))
+        if deficit is None or (has_needles(study) and _more(study, reading, chosen) > 0):
+            return True
+        return not deficit.sure and not (-level < deficit.low and deficit.high < level)
+
+    unsure = {name for name, reading in readings.items() if is_open(reading)}
+    return unsure | {key} if unsure else set()
 
 
 def readings_of(study: Study, *, tuned: bool = False) -> dict[str, StudyReading]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from posenc.lab.evaluation.results import Effective, Findings, Rise, Study, Stud
 from posenc.lab.evaluation.scoring import Examination
 from posenc.lab.evaluation.settings import EvaluationSettings
 from posenc.lab.evaluation.study import images_of, study_of, text_suite
-from posenc.lab.evaluation.suites.contexts import ContextSuite, lengths_around
+from posenc.lab.evaluation.suites.contexts import ContextSuite, MeasuredContext, lengths_around
 from posenc.lab.evaluation.suites.needles import DEPTHS, KeyNeedles
 from posenc.lab.evaluation.suites.next_token import (
     BUDGET,
@@ -32,11 +32,10 @@ from posenc.lab.evaluation.suites.next_token import (
     lengths_to,
 )
 from posenc.lab.evaluation.texts import Text
+from posenc.lab.evaluation.turns import Turns
+from posenc.lab.reporting.numbers import confidence_after, confidence_at
 from posenc.lab.training.stopping import Deadline
 from posenc.transformers.live import LiveDecoder, LiveImages, LiveModel
-
-SHARE = 0.45
-"""Share of the time for each of the two models that read contexts: as it is, and the control."""
 
 SHORTEST = 8
 """Tokens of the shortest context."""
@@ -142,19 +141,10 @@ class _Measurement:
 
     def study(self) -> Study:
         """All measurements, and the effective length."""
-        reading = self.measured_file.untuned(self.key)
-        if reading is None:
-            self._step("loss and needles")
-            reading = self.suite.measure(self.model, limit=self.limit)
-            risen = self._rise(reading)
-            by_windows = isinstance(self.suite, NextTokenSuite)
-            if risen is not None and self.settings.lengths is None and by_windows:
-                self._shorten(risen, reading)
-                self._step("loss and needles at shorter lengths")
-                reading = self.suite.measure(self.model, limit=self.limit)
-            self._keep(reading)
-        elif isinstance(self.suite, NextTokenSuite):
-            self.suite = replace(self.suite, lengths=tuple(reading.loss))
+        if isinstance(self.suite, ContextSuite):
+            reading, control = self._in_turns(self.suite)
+        else:
+            reading, control = self._by_windows(), None
         reading = self._questions(reading)
         while (effective := self._effective(reading)) is not None:
             suite, middle = self.suite, next_length(effective, self.suite.lengths)
@@ -165,13 +155,59 @@ class _Measurement:
             self.suite, reading = suite.further(self.model, reading, middle)
             self._keep(reading)
             reading = self._questions(reading)
-        findings = (Findings(key=self.key, role="baseline", untuned=reading), *self._control())
-        seed = self.settings.seed
-        study = study_of(self.checkpoint, self.data, self.suite, findings, factor=1.0, seed=seed)
+        findings = [Findings(key=self.key, role="baseline", untuned=reading)]
+        control = control or self._controlled()
+        findings += [Findings(key=WINDOW, role="baseline", untuned=control)] if control else []
+        seed, suite = self.settings.seed, self.suite
+        study = study_of(self.checkpoint, self.data, suite, tuple(findings), factor=1.0, seed=seed)
         if not study.gate:
             known = effective if effective is not None and effective.abilities else None
             study = replace(study, effective=known, rise=self._rise(reading))
         return replace(study, style=self.examination.style, left_out=self.left_out)
+
+    def _in_turns(self, suite: ContextSuite) -> tuple[StudyReading, StudyReading | None]:
+        """The readings of contexts by the model, and by its control."""
+        models = {self.key: self.model}
+        control = self._control()
+        models |= {} if control is None else {WINDOW: control}
+
+        def unsettled(readings: dict[str, StudyReading], look: int) -> Collection[str]:
+            effective = self._effective(readings[self.key], confidence_at(look))
+            return () if effective is not None and effective.settled(suite.lengths) else models
+
+        def keep(key: str, contexts: Sequence[MeasuredContext]) -> None:
+            self.measured_file.add_contexts(key, contexts)
+            if self.stop():
+                raise self._stopped(f"a stop after {len(contexts)} contexts")
+
+        readings = Turns(
+            suite,
+            models,
+            self.deadline.left,
+            unsettled,
+            report=lambda stage, share: self.progress(stage, share, 1),
+            contexts=self.measured_file.contexts,
+            keep=keep,
+        ).read()
+        return readings[self.key], readings.get(WINDOW)
+
+    def _by_windows(self) -> StudyReading:
+        """The reading of one window for each number, with lengths before a rise of the loss."""
+        reading = self.measured_file.untuned(self.key)
+        if reading is not None:
+            if isinstance(self.suite, NextTokenSuite):
+                self.suite = replace(self.suite, lengths=tuple(reading.loss))
+            return reading
+        self._step("loss and needles")
+        reading = self.suite.measure(self.model, limit=self.limit)
+        risen = self._rise(reading)
+        by_windows = isinstance(self.suite, NextTokenSuite)
+        if risen is not None and self.settings.lengths is None and by_windows:
+            self._shorten(risen, reading)
+            self._step("loss and needles at shorter lengths")
+            reading = self.suite.measure(self.model, limit=self.limit)
+        self._keep(reading)
+        return reading
 
     def _chosen(self) -> Suite:
         """The suite of the given lengths, or of those around the trained one."""
@@ -182,8 +218,6 @@ class _Measurement:
                 data,
                 tuple(sorted(set(given or lengths_around(length, data.needles.encode)))),
                 seed=self.settings.seed,
-                seconds=SHARE * self.deadline.left,
-                report=self._reading,
             )
             if contexts is not None:
                 return contexts
@@ -217,22 +251,15 @@ class _Measurement:
             2 * windows + len(DEPTHS) * windows // 4 + len(task_names(self.settings.tasks)) * asked
         )
 
-    def _reading(self, stage: str, share: float) -> None:
-        self.progress(f"reading {stage}", SHARE * share, 1)
-
-    def _controlling(self, stage: str, share: float) -> None:
-        self.progress(f"{WINDOW}: reading {stage}", SHARE + (1 - SHARE) * share, 1)
-
     def _step(self, stage: str) -> None:
         """Announce a stage, unless a stop is asked for."""
         if self.stop():
-            raise Interrupted(
-                "measuring",
-                expected="all measurements",
-                got=f"a stop before {stage.replace(', step', '')}",
-                remedy="Give the same command again to continue.",
-            )
+            raise self._stopped(f"a stop before {stage.replace(', step', '')}")
         self.progress(stage, 0, 1)
+
+    def _stopped(self, got: str) -> Interrupted:
+        remedy = "Give the same command again to continue."
+        return Interrupted("measuring", expected="all measurements", got=got, remedy=remedy)
 
     def _keep(self, reading: StudyReading) -> None:
         self.measured_file.add(Findings(key=self.key, role="baseline", untuned=reading))
@@ -282,37 +309,40 @@ class _Measurement:
             self.left_out[name] = str(reason)
             return None
 
-    def _effective(self, reading: StudyReading) -> Effective | None:
+    def _effective(
+        self, reading: StudyReading, confidence: float | None = None
+    ) -> Effective | None:
         """The effective length by a reading; None where all texts are cut."""
+        confidence = confidence or confidence_after(reading.looks)
         series = [
             Series(ability, ability, reading.pieces[key], key == "loss", self.chance)
             for key, ability in ABILITIES.items()
             if key in reading.pieces
         ]
         series += [_task(name, values) for name, values in reading.tasks.items()]
+        series = [replace(one, confidence=confidence) for one in series]
         most = self.checkpoint.length if self.key == CUT else None
         if most is not None and self.suite.lengths[0] > most:
             return None
         claimed, margin = self.checkpoint.length, self.settings.margin
         return effective_length(series, claimed=claimed, margin=margin, most=most)
 
-    def _control(self) -> list[Findings]:
+    def _control(self) -> nn.Module | None:
         """The model with attention to a window of the trained length, if any text is longer."""
         model, length = self.checkpoint.model, self.checkpoint.length
         if not isinstance(model, LiveDecoder) or not model.rotates or model.windowed:
-            return []
-        if self.suite.lengths[-1] <= length or self.deadline.left <= 0:
-            return []
-        reading = self.measured_file.untuned(WINDOW)
-        if reading is None:
-            self._step("a sliding window")
-            suite = self.suite
-            if isinstance(suite, ContextSuite):
-                suite = replace(suite, seconds=self.deadline.left, report=self._controlling)
-            reading = suite.measure(model.cut(length))
-        findings = Findings(key=WINDOW, role="baseline", untuned=reading)
-        self.measured_file.add(findings)
-        return [findings]
+            return None
+        return model.cut(length) if self.suite.lengths[-1] > length else None
+
+    def _controlled(self) -> StudyReading | None:
+        """The reading of the control, if there is one, and time for it."""
+        control, reading = self._control(), self.measured_file.untuned(WINDOW)
+        if control is None or self.deadline.left <= 0 or reading is not None:
+            return reading
+        self._step("a sliding window")
+        reading = self.suite.measure(control)
+        self.measured_file.add(Findings(key=WINDOW, role="baseline", untuned=reading))
+        return reading
 
 
 def _task(name: str, values: Mapping[int, tuple[float, ...]]) -> Series:

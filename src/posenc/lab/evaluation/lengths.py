@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from statistics import fmean
 
@@ -16,7 +16,7 @@ from posenc.arguments import GIB
 from posenc.errors import ArgumentError
 from posenc.lab.evaluation.results import Effective, Rise
 from posenc.lab.experiments.text_loss import rows_a_call
-from posenc.lab.reporting.numbers import Estimate, estimate
+from posenc.lab.reporting.numbers import CONFIDENCE, Estimate, estimate
 from posenc.lab.reporting.opening import BREAKS
 from posenc.lab.training.machine import PeakMemory
 
@@ -101,6 +101,7 @@ class Series:
         values: length → value of each piece: bits of a text, or share of an answer.
         lower: lower values are better: a loss; else shares.
         chance: share of right answers by guessing.
+        confidence: of intervals.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Series:
     values: Mapping[int, Sequence[float]]
     lower: bool = False
     chance: float = 0.0
+    confidence: float = CONFIDENCE
 
     def excess(self, length: int, reference: int, margin: float) -> Estimate:
         """The mean value beyond the margin of that at ``reference``; positive: outside of it.
@@ -117,10 +119,11 @@ class Series:
         """
         pairs = list(zip(self.values[reference], self.values[length], strict=True))
         if self.lower:
-            difference = estimate(value - (1 + margin) * base for base, value in pairs)
+            excesses = [value - (1 + margin) * base for base, value in pairs]
         else:
             pairs += [(1.0, 0.0), (0.0, 1.0)]
-            difference = estimate((1 - margin) * base - value for base, value in pairs)
+            excesses = [(1 - margin) * base - value for base, value in pairs]
+        difference = estimate(excesses, confidence=self.confidence)
         assert difference is not None  # no series is empty
         return difference
 
@@ -210,7 +213,7 @@ def _joined(series: Iterable[Series]) -> list[Series]:
     for name, several in groups.items():
         shared = set.intersection(*(set(ability.values) for ability in several))
         values = {n: [*chain(*(ability.values[n] for ability in several))] for n in shared}
-        joined.append(Series(name, name, values, several[0].lower))
+        joined.append(replace(several[0], name=name, values=values))
     return joined
 
 

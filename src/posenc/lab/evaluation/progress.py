@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc.errors import CheckpointError, Interrupted
 from posenc.lab.codec import from_plain, to_plain
 from posenc.lab.evaluation.results import Findings, StudyReading
+from posenc.lab.evaluation.suites.contexts import MeasuredContext
 from posenc.lab.training.seeding import fingerprint
 from posenc.storage import make_folder, read_json, write_json
 
@@ -55,10 +56,11 @@ class Measured:
 
 @dataclass(frozen=True)
 class MeasuredState:
-    """Contents of a ``MeasuredFile``: readings by candidate, and a digest of their conditions."""
+    """Contents of a ``MeasuredFile``: readings and contexts by candidate, and their conditions."""
 
     conditions: str
     readings: Mapping[str, Measured] = field(default_factory=dict)
+    contexts: Mapping[str, tuple[MeasuredContext, ...]] = field(default_factory=dict)
 
 
 class MeasuredFile:
@@ -106,6 +108,21 @@ class MeasuredFile:
             return
         measured = Measured(findings.untuned, findings.tuned, findings.failed)
         readings = {**self._state.readings, findings.key: measured}
-        self._state = replace(self._state, readings=readings)
+        self._write(replace(self._state, readings=readings))
+
+    @property
+    def contexts(self) -> Mapping[str, Sequence[MeasuredContext]]:
+        """The contexts that candidates have read, by key."""
+        return self._state.contexts
+
+    def add_contexts(self, key: str, contexts: Sequence[MeasuredContext]) -> None:
+        """Keep the contexts that a candidate has read."""
+        if self.path is not None:
+            kept = {**self._state.contexts, key: tuple(contexts)}
+            self._write(replace(self._state, contexts=kept))
+
+    def _write(self, state: MeasuredState) -> None:
+        assert self.path is not None  # else nothing is kept
+        self._state = state
         make_folder(self.path.parent)
-        write_json(self.path, to_plain(self._state))
+        write_json(self.path, to_plain(state))

@@ -10,7 +10,7 @@ from statistics import fmean
 import pandas as pd
 
 from posenc.lab.evaluation.candidates import WINDOW
-from posenc.lab.evaluation.choosing import opening, when
+from posenc.lab.evaluation.choosing import opening, short_cost, when, worse_by
 from posenc.lab.evaluation.questions import TASKS
 from posenc.lab.evaluation.results import Findings, Study, StudyMetric, StudyReading
 from posenc.lab.evaluation.summary import answer, findings, setting
@@ -162,6 +162,9 @@ def _table(study: Study, *, tuned: bool) -> TableSection:
         )
     ]
 
+    readings = study.readings(tuned=tuned).values()
+    has_costs = any(short_cost(study, each, tuned=tuned) is not None for each in readings)
+
     def cells(method: Findings, reading: StudyReading) -> Iterator[Cell]:
         written = method.key == study.chosen and tuned == study.tuned
         small = "baseline" if method.role == "baseline" else "written" if written else ""
@@ -169,6 +172,9 @@ def _table(study: Study, *, tuned: bool) -> TableSection:
         for metric, length in measured:
             value = reading.of(metric)[length]
             yield Cell(text=metric.shown(value), value=value)
+        if has_costs:
+            cost = short_cost(study, reading, tuned=tuned)
+            yield Cell(text=worse_by(study, cost), value=cost)
         memory = reading.peak_memory_bytes
         yield Cell(text=reading.speed, value=reading.per_second)
         yield Cell(text=size_in_words(memory), value=memory)
@@ -189,6 +195,7 @@ def _table(study: Study, *, tuned: bool) -> TableSection:
                 )
                 for metric, length in measured
             ),
+            *([Column(name="short texts", note="against the original")] if has_costs else []),
             Column(name=f"{study.counted}/s"),
             Column(name="memory"),
             *([Column(name="tuning")] if tuned else []),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -80,6 +80,7 @@ class StudyReading:
             deciding metric first; of a causal model also ``position``, with places instead.
         tasks: task → length → share of the answers that are right, for each question.
         time_error: half the 95 % interval of the time of a pass, relative to it.
+        looks: times at which these measurements decided whether more were made.
 
     Raises:
         CheckpointError: if the model's output is not finite.
@@ -99,6 +100,7 @@ class StudyReading:
     pieces: Mapping[str, Mapping[int, tuple[float, ...]]] = field(default_factory=dict)
     tasks: Mapping[str, Mapping[int, tuple[float, ...]]] = field(default_factory=dict)
     time_error: float = 0.0
+    looks: int = 0
 
     def __post_init__(self) -> None:
         losses = (*self.loss.values(), *(bits for _, bits in self.by_position))
@@ -216,6 +218,11 @@ class Effective:
     unlearned: tuple[str, ...] = ()
     ceiling: bool = False
     cut: int | None = None
+
+    def settled(self, lengths: Sequence[int]) -> bool:
+        """True if no measured length lies between those that surely hold and surely do not."""
+        beyond = [length for length in lengths if length > self.low]
+        return not beyond or self.end == beyond[0]
 
 
 @dataclass(frozen=True, kw_only=True)

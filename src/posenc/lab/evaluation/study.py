@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from posenc.errors import ArgumentError, Interrupted
 from posenc.lab import training
+from posenc.lab.evaluation import choosing
 from posenc.lab.evaluation.candidates import (
     Candidate,
     Method,
@@ -28,13 +29,14 @@ from posenc.lab.evaluation.checkpoint import CAUSAL, Checkpoint
 from posenc.lab.evaluation.choosing import choose, gate
 from posenc.lab.evaluation.images import BySize, Images, ImageSource, ImageSuite, sides
 from posenc.lab.evaluation.progress import MeasuredFile, Progress, silent
-from posenc.lab.evaluation.results import Findings, Study
+from posenc.lab.evaluation.results import Findings, Study, StudyReading
 from posenc.lab.evaluation.settings import Positions, Tuning
-from posenc.lab.evaluation.suites.contexts import ContextSuite
+from posenc.lab.evaluation.suites.contexts import ContextSuite, MeasuredContext
 from posenc.lab.evaluation.suites.encoders import MaskedSuite, RetrievalSuite
 from posenc.lab.evaluation.suites.needles import ByteNeedles
 from posenc.lab.evaluation.suites.next_token import NextTokenSuite, Suite, lengths_to
 from posenc.lab.evaluation.texts import Text
+from posenc.lab.evaluation.turns import Turns
 from posenc.lab.experiments.tasks.common import needles
 from posenc.lab.experiments.tasks.common.needles import random_windows
 from posenc.lab.training.machine import describe_device, versions
@@ -100,9 +102,7 @@ def measure_extensions(
             got=tuning.steps,
             remedy="Only models of the next token are fine-tuned here.",
         )
-    candidates, suite = _prepared(
-        checkpoint, data, methods, factor=factor, seed=seed, minutes=minutes
-    )
+    candidates, suite = _prepared(checkpoint, data, methods, factor=factor, seed=seed)
     if not any(candidate.writable for candidate in candidates):
         raise ArgumentError(
             "method",
@@ -110,29 +110,17 @@ def measure_extensions(
             got=", ".join(method.spec for method in methods),
             remedy="Choose another method; posenc evaluate measures a model as it is.",
         )
-    measuring = _Measuring(suite, data, tuning, checkpoint.length)
     sha256 = _source(suite, data).sha256  # changed data are measured anew
     measured_file = MeasuredFile(
         state, checkpoint.model.parameters(), sha256, suite.lengths, seed, tuning, methods
     )
-    findings: list[Findings] = []
-    for done, candidate in enumerate(candidates):
-        recorded = measured_file.get(candidate.key)
-        if recorded is not None:
-            findings.append(replace(candidate.findings, **vars(recorded)))
-            continue
-        report = partial(_report, progress, candidate.key, done, len(candidates))
-        findings.append(measuring.findings(candidate, report))
-        measured_file.add(findings[-1])
-        if stop() and done + 1 < len(candidates):
-            raise Interrupted(
-                "measuring",
-                expected=f"{len(candidates)} models",
-                got=f"a stop after {done + 1}",
-                remedy="Give the same command again to continue.",
-            )
+    conclude = partial(study_of, checkpoint, data, suite, factor=factor, seed=seed)
+    measuring = _Measuring(
+        suite, data, tuning, checkpoint.length, minutes, measured_file, conclude, progress, stop
+    )
+    findings = measuring.all_findings(candidates)
     progress("done", len(candidates), len(candidates))
-    study = study_of(checkpoint, data, suite, tuple(findings), factor=factor, seed=seed)
+    study = conclude(findings)
     if tuning.steps:
         width = next(checkpoint.model.parameters()).shape[-1]
         study = replace(study, finetune=tuning.described(width))
@@ -165,6 +153,10 @@ class _Measuring:
         data: to fine-tune on.
         tuning: settings of that.
         length: the trained length.
+        minutes: of all measurements; None: no limit.
+        file: keeps readings.
+        conclude: findings to the study of them.
+        progress, stop: see ``measure_extensions``.
         models: those measured, by key, as they are after it.
     """
 
@@ -172,17 +164,82 @@ class _Measuring:
     data: Text | ImageSource
     tuning: Tuning
     length: int
+    minutes: float | None
+    file: MeasuredFile
+    conclude: Callable[[tuple[Findings, ...]], Study]
+    progress: Progress
+    stop: Callable[[], bool]
     models: dict[str, nn.Module] = field(default_factory=dict)
 
-    def findings(self, candidate: Candidate, report: Report) -> Findings:
+    def all_findings(self, candidates: Sequence[Candidate]) -> tuple[Findings, ...]:
+        """The readings of each candidate, or why there are none.
+
+        Raises:
+            Interrupted: on ``stop``.
+        """
+        recorded = {candidate.key: self.file.get(candidate.key) for candidate in candidates}
+        new = [candidate for candidate in candidates if recorded[candidate.key] is None]
+        readings = self._in_turns(new) if isinstance(self.suite, ContextSuite) else {}
+        findings: list[Findings] = []
+        for done, candidate in enumerate(candidates):
+            known = recorded[candidate.key]
+            if known is not None:
+                findings.append(replace(candidate.findings, **vars(known)))
+                continue
+            report = partial(_report, self.progress, candidate.key, done, len(candidates))
+            findings.append(self._findings(candidate, readings.get(candidate.key), report))
+            self.file.add(findings[-1])
+            if done + 1 < len(candidates):
+                self._go_on(done + 1, f"{len(candidates)} models")
+        return tuple(findings)
+
+    def _go_on(self, done: int, expected: str) -> None:
+        if self.stop():
+            raise Interrupted(
+                "measuring",
+                expected=expected,
+                got=f"a stop after {done}",
+                remedy="Give the same command again to continue.",
+            )
+
+    def _in_turns(self, candidates: Sequence[Candidate]) -> dict[str, StudyReading]:
+        """The readings of models that read contexts, of those that are level the most."""
+        assert isinstance(self.suite, ContextSuite)  # others are measured one after another
+        models = {c.key: c.model for c in candidates if c.model is not None}
+
+        def unsettled(readings: Mapping[str, StudyReading], look: int) -> set[str]:
+            read = [replace(c.findings, untuned=readings.get(c.key)) for c in candidates]
+            return choosing.unsettled(self.conclude(tuple(read)), tuned=False, look=look)
+
+        def keep(key: str, contexts: Sequence[MeasuredContext]) -> None:
+            self.file.add_contexts(key, contexts)
+            self._go_on(len(contexts), "all contexts")
+
+        return Turns(
+            self.suite,
+            models,
+            seconds=self._seconds(1),
+            unsettled=unsettled,
+            report=lambda stage, share: self.progress(stage, min(share, 0.99), 1),
+            contexts=self.file.contexts,
+            keep=keep,
+        ).read()
+
+    def _seconds(self, parts: int) -> float | None:
+        """For one of so many parts of the measurements before fine-tuning, or after it."""
+        if self.minutes is None:
+            return None
+        return 60 * self.minutes / parts / (2 if self.tuning.steps else 1)
+
+    def _findings(
+        self, candidate: Candidate, reading: StudyReading | None, report: Report
+    ) -> Findings:
         """The readings of a candidate, or why there are none."""
         if candidate.model is None:
             return candidate.findings
-        report("measuring")
-        suite = self.suite
-        if isinstance(suite, ContextSuite):
-            suite = replace(suite, report=report)
-        reading = suite.measure(candidate.model, limit=candidate.limit)
+        if reading is None:
+            report("measuring")
+            reading = self.suite.measure(candidate.model, limit=candidate.limit)
         findings = replace(candidate.findings, untuned=reading)
         self.models[candidate.key] = candidate.model
         if not self.tuning.steps or not candidate.trainable:
@@ -194,8 +251,17 @@ class _Measuring:
             return replace(findings, failed=str(error))
         self.models[candidate.key] = tuned
         report("measuring again")
-        again = replace(self.suite.measure(tuned), steps=self.tuning.steps, seconds=seconds)
+        again = self._again(candidate.key, tuned, report)
+        again = replace(again, steps=self.tuning.steps, seconds=seconds)
         return replace(findings, tuned=again)
+
+    def _again(self, key: str, tuned: nn.Module, report: Report) -> StudyReading:
+        """The reading of a fine-tuned model."""
+        if not isinstance(self.suite, ContextSuite):
+            return self.suite.measure(tuned)
+        seconds = self._seconds(len(self.models))
+        every = {key: tuned}
+        return Turns(self.suite, every, seconds, lambda readings, look: every, report).read()[key]
 
     def model(self, chosen: Candidate) -> LiveModel:
         """The model to write, fine-tuned anew if it was measured before an interruption."""
@@ -226,7 +292,6 @@ def _prepared(
     *,
     factor: float,
     seed: int,
-    minutes: float | None,
 ) -> tuple[list[Candidate], Suite]:
     """The models to compare, and their suite."""
     model, length = checkpoint.model, checkpoint.length
@@ -237,25 +302,13 @@ def _prepared(
         return list(image_candidates(model, methods, cells=cells)), suite
     strict = len(methods) == 1
     candidates = text_candidates(model, methods, factor=factor, length=length, strict=strict)
-    listed = list(candidates)
-    measured = sum(candidate.model is not None for candidate in listed)
-    seconds = None if minutes is None else 60 * minutes / measured
-    lengths = lengths_to(length, factor)
-    return listed, text_suite(checkpoint, data, lengths, seed=seed, seconds=seconds)
+    return list(candidates), text_suite(checkpoint, data, lengths_to(length, factor), seed=seed)
 
 
 def text_suite(
-    checkpoint: Checkpoint,
-    data: Text | ImageSource,
-    lengths: tuple[int, ...],
-    *,
-    seed: int,
-    seconds: float | None = None,
+    checkpoint: Checkpoint, data: Text | ImageSource, lengths: tuple[int, ...], *, seed: int
 ) -> Suite:
     """The suite for a model of text.
-
-    Args:
-        seconds: for each model, where that can be chosen.
 
     Raises:
         ArgumentError: if the data are images.
@@ -267,7 +320,7 @@ def text_suite(
         return MaskedSuite.of(data, lengths, seed=seed)
     if isinstance(checkpoint.model, LiveEncoder):
         return RetrievalSuite.of(data, lengths)
-    contexts = ContextSuite.of(checkpoint.model, data, lengths, seed=seed, seconds=seconds)
+    contexts = ContextSuite.of(checkpoint.model, data, lengths, seed=seed)
     return contexts or NextTokenSuite.of(data, lengths, seed=seed)
 
 

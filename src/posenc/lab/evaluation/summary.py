@@ -20,6 +20,8 @@ from posenc.lab.evaluation.choosing import (
     missing_gain,
     ranked,
     readings_of,
+    short_cost,
+    worse_by,
 )
 from posenc.lab.evaluation.results import Study, StudyReading
 from posenc.lab.reporting.numbers import counted, sentence
@@ -136,7 +138,28 @@ def _advised(study: Study, *, tuned: bool) -> Iterator[str]:
         needles=next((m for m in study.metrics if m.key == "needles" and has_needles(study)), None),
     )
     every = study.readings(tuned=tuned)
+    cost = short_cost(study, every[key], tuned=tuned)
+    if cost is not None and cost > TIE:
+        yield sentence("on_short", study=study, key=key, cost=cost, cheaper=_cheaper(study, key))
     yield from _cost(study, key, every)
+
+
+def _cheaper(study: Study, key: str) -> list[tuple[str, str]]:
+    """Methods level with one that are less worse on short texts, each with that."""
+    tuned, readings = study.tuned, study.readings(tuned=study.tuned)
+    level = {name for name, deficit in gaps(study, key).items() if not deficit.sure}
+    costs = {
+        method.key: cost
+        for method in study.findings
+        if method.writable
+        and method.key in readings
+        and (cost := short_cost(study, readings[method.key], tuned=tuned)) is not None
+    }
+    return [
+        (name, worse_by(study, cost))
+        for name, cost in costs.items()
+        if name in level and cost < costs[key] - TIE
+    ]
 
 
 def _cost(study: Study, key: str, readings: dict[str, StudyReading]) -> Iterator[str]:
@@ -219,21 +242,18 @@ def _baseline(study: Study) -> Iterator[str]:
 
 def _short(study: Study) -> Iterator[str]:
     """Deterioration at the trained length."""
-    original = study.of("direct" if study.causal else CUT)
-    if original is None or original.untuned is None:
-        return
     metric = study.deciding
     for tuned in study.whens:
-        before = (original.reading(tuned) or original.untuned).of(metric)[study.length]
-        worse = {}
-        for method, reading in study.ranked(tuned=tuned):
-            now = reading.of(metric)[study.length]
-            if method.role == "method":
-                worse[method.key] = now / before - 1 if metric.lower else before - now
-        if worse:
+        costs = {
+            method.key: cost
+            for method, reading in study.ranked(tuned=tuned)
+            if method.role == "method"
+            and (cost := short_cost(study, reading, tuned=tuned)) is not None
+        }
+        if costs:
             form = "{:+.1%}" if metric.lower else "{:+.0f}"
             scale = 1 if metric.lower else -100
-            much = [(key, form.format(scale * by)) for key, by in worse.items() if by > SAME]
+            much = [(key, form.format(scale * by)) for key, by in costs.items() if by > SAME]
             yield sentence("short", metric=metric, tuned=tuned, limit=SAME, worse=much)
 
 

@@ -57,6 +57,9 @@ def setting_in_words(value: object) -> str:
 
 CONFIDENCE = 0.95
 
+LOOKING = 0.02
+"""Probability that any look at growing measurements is misled; what is left of 5 % is the end's."""
+
 MOST_PLACES = 6
 """Decimal places that are shown at most."""
 
@@ -144,8 +147,10 @@ class Estimate:
         return {"mean": self.mean, "low": low, "high": high, "n": self.n}
 
 
-def estimate(values: Iterable[float], bounds: Bounds = UNBOUNDED) -> Estimate | None:
-    """Mean and 95 % Student-t interval of ``values`` within ``bounds``; None if there are none."""
+def estimate(
+    values: Iterable[float], bounds: Bounds = UNBOUNDED, confidence: float = CONFIDENCE
+) -> Estimate | None:
+    """Mean and Student-t interval of ``values`` within ``bounds``; None if there are none."""
     numbers = list(values)
     count = len(numbers)
     if not count:
@@ -154,12 +159,26 @@ def estimate(values: Iterable[float], bounds: Bounds = UNBOUNDED) -> Estimate | 
     if count == 1:
         return Estimate(mean, None, 1, bounds)
     variance = math.fsum((value - mean) ** 2 for value in numbers) / (count - 1)
-    return Estimate(mean, quantile(count) * math.sqrt(variance / count), count, bounds)
+    half = quantile(count, confidence) * math.sqrt(variance / count)
+    return Estimate(mean, half, count, bounds)
 
 
-def quantile(count: int) -> float:
+def quantile(count: int, confidence: float = CONFIDENCE) -> float:
     """Half the interval of a mean of ``count`` values, in standard errors (Student's t)."""
-    return float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2))
+    return float(special.stdtrit(count - 1, (1 + confidence) / 2))
+
+
+def confidence_at(look: int) -> float:
+    """Confidence of the intervals at a look that may end the measurements, the first being 1.
+
+    The errors of all looks, ``LOOKING · 6 / (π look)^2``, add up to ``LOOKING`` at most.
+    """
+    return 1 - LOOKING * 6 / (math.pi * look) ** 2
+
+
+def confidence_after(looks: int) -> float:
+    """Confidence of the intervals that are reported after so many looks."""
+    return CONFIDENCE + LOOKING if looks else CONFIDENCE
 
 
 def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Estimate | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from statistics import fmean, median
 from typing import Any
@@ -31,8 +32,11 @@ from posenc.lab.experiments.text_loss import (
 from posenc.lab.training.machine import PeakMemory
 from posenc.transformers.live import LiveDecoder
 
-FEWEST, MOST, BUDGET = 3, 64, 1 << 17
-"""Contexts that are read at least and at most, and tokens in them beyond the fewest."""
+FEWEST, MOST, BUDGET = 8, 64, 1 << 18
+"""Contexts that are read where time allows: tokens in them, but no fewer and no more contexts."""
+
+LEVELS = 16
+"""Places of the text whose mean cost to the original is the level that losses are shown at."""
 
 LAST = 4
 """The loss at a length n is that of the last n / 4 tokens before n."""
@@ -137,7 +141,7 @@ def _needle(encode: Encode, named: str, key: str) -> tuple[list[int], list[int],
 
 
 @dataclass(frozen=True)
-class _Measured:
+class MeasuredContext:
     """Measurements on one context, by length.
 
     Args:
@@ -145,12 +149,14 @@ class _Measured:
         places: the same, by position.
         right: 1 or 0 for each depth.
         seconds: of reading it, answers included.
+        peak_memory_bytes: meanwhile, beyond the process before.
     """
 
-    loss: dict[int, list[float]]
-    places: dict[int, float]
-    right: dict[int, list[float]]
+    loss: Mapping[int, tuple[float, ...]]
+    places: Mapping[int, float]
+    right: Mapping[int, tuple[float, ...]]
     seconds: float
+    peak_memory_bytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,8 +175,6 @@ class ContextSuite:
         encode: text to ids.
         seed: of the keys.
         count: contexts, where time allows.
-        seconds: for a model; None: no limit. ``FEWEST`` contexts are read in any case.
-        report: called with what is done, and its share of all for this model.
     """
 
     original: nn.Module
@@ -180,20 +184,11 @@ class ContextSuite:
     encode: Encode
     seed: int
     count: int
-    seconds: float | None = None
-    report: Callable[[str, float], None] = lambda stage, share: None
     _levels: dict[int, Float[Tensor, " L"]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
-        cls,
-        model: nn.Module,
-        text: Text,
-        lengths: tuple[int, ...],
-        *,
-        seed: int,
-        seconds: float | None = None,
-        report: Callable[[str, float], None] = lambda stage, share: None,
+        cls, model: nn.Module, text: Text, lengths: tuple[int, ...], *, seed: int
     ) -> ContextSuite | None:
         """The suite of a text; None for models and lengths that it does not serve.
 
@@ -207,63 +202,63 @@ class ContextSuite:
             return None
         require_text(len(text.measured), longest, text.unit)
         count = min(MOST, max(FEWEST, BUDGET // longest), len(text.measured) // (longest + 1))
-        ids, encode = text.measured, needles.encode
-        return cls(
-            model, ids, text.measured_pieces, lengths, encode, seed, count, seconds, report=report
-        )
+        ids, pieces = text.measured, text.measured_pieces
+        return cls(model, ids, pieces, lengths, needles.encode, seed, count)
+
+    @property
+    def rows(self) -> int:
+        """Contexts that are read together."""
+        return max(1, rows_a_call(self.lengths[-1]))
 
     def measure(self, model: nn.Module, *, limit: int | None = None) -> StudyReading:
         """See ``Suite``; ``limit`` is ignored, as causal models read texts of any length."""
-        memory = PeakMemory(next(model.parameters()).device)
-        measured: list[_Measured] = []
-        begin, rows = time.monotonic(), max(1, rows_a_call(self.lengths[-1]))
-        cached = has_cache(model, self.text)
-        with accelerated(model):
-            for number in range(0, self.count, rows):
-                wanted = range(number, min(self.count, number + rows))
-                took = (time.monotonic() - begin) / max(1, len(measured)) * len(wanted)
-                spent = time.monotonic() - begin + took
-                late = self.seconds is not None and spent > self.seconds
-                if late and len(measured) >= FEWEST:
-                    break
-                measured += self._measured(model, wanted, cached=cached, since=begin)
-        return self._reading(measured, memory.used())
+        cached, measured = has_cache(model, self.text), []
+        for begin in range(0, self.count, self.rows):
+            numbers = range(begin, min(self.count, begin + self.rows))
+            measured += self.contexts(model, numbers, cached=cached)
+        return self.reading(measured)
 
-    def _measured(
-        self, model: nn.Module, numbers: Sequence[int], *, cached: bool, since: float
-    ) -> Iterator[_Measured]:
-        """Measurements on some contexts, which are read together; ``since`` is when all began."""
+    def contexts(
+        self,
+        model: nn.Module,
+        numbers: Sequence[int],
+        *,
+        cached: bool,
+        seen: Callable[[int], None] = lambda tokens: None,
+    ) -> list[MeasuredContext]:
+        """Measurements of a model on some contexts, which are read together.
+
+        Args:
+            model: to measure.
+            numbers: of the contexts, below ``count``.
+            cached: what ``has_cache`` answers of it.
+            seen: called with the number of tokens of a context that were read.
+        """
         contexts = [self._context(number) for number in numbers]
+        levels = [self._level(*pair) for pair in zip(numbers, contexts, strict=True)]
         rows = torch.stack([context.tokens for context in contexts])
         asks = {
             length: (place, [Ask(*zip(*pairs, strict=True)) for pairs in zip(*asked, strict=True)])
             for length, (place, asked) in _joined(context.asks for context in contexts).items()
         }
-
-        def seen(tokens: int) -> None:
-            share = (numbers[0] + len(numbers) * tokens / self.lengths[-1]) / self.count
-            if self.seconds is not None:
-                share = max(share, (time.monotonic() - since) / self.seconds)
-            stage = f"context {numbers[-1] + 1}, step {tokens} of {self.lengths[-1]} tokens"
-            self.report(stage, min(share, 1.0))
-
-        begin = time.perf_counter()
-        done = self._read(model, rows, asks, seen, cached=cached)
-        seconds = (time.perf_counter() - begin) / len(contexts)
+        memory, begin = PeakMemory(next(model.parameters()).device), time.perf_counter()
+        with accelerated(model):
+            done = self._read(model, rows, asks, seen, cached=cached)
+        seconds, used = (time.perf_counter() - begin) / len(contexts), memory.used()
         right = {length: done.right[place] for length, (place, _) in asks.items()}
-        for row, (number, context) in enumerate(zip(numbers, contexts, strict=True)):
-            more = done.bits[row] - self._level(number, context)
+        measured = []
+        for row, (context, level) in enumerate(zip(contexts, levels, strict=True)):
+            more = done.bits[row] - level
             more[~context.plain[1:]] = torch.nan
-            yield _Measured(
-                {length: self._parts(more, length) for length in self.lengths},
-                {
-                    place: _mean(values, more)
-                    for place, values in self._binned(more)
-                    if not done.bits[row, place : place + len(values)].isnan().all()
-                },
-                {length: values[row].tolist() for length, values in right.items()},
-                seconds,
-            )
+            places = {
+                place: _mean(values, more)
+                for place, values in self._binned(more)
+                if not done.bits[row, place : place + len(values)].isnan().all()
+            }
+            loss = {length: self._parts(more, length) for length in self.lengths}
+            answers = {length: tuple(values[row].tolist()) for length, values in right.items()}
+            measured.append(MeasuredContext(loss, places, answers, seconds, used))
+        return measured
 
     def _read(
         self,
@@ -290,9 +285,14 @@ class ContextSuite:
             right[place] = torch.stack(columns, 1)
         return Read(bits, right)
 
-    def _reading(self, measured: Sequence[_Measured], memory: int) -> StudyReading:
-        levels = [self._level(number, self._context(number)) for number in range(FEWEST)]
-        level = float(torch.cat(levels).mean())
+    def reading(self, measured: Sequence[MeasuredContext], looks: int = 0) -> StudyReading:
+        """The measurements of a model on its first contexts.
+
+        Args:
+            measured: one or more.
+            looks: see ``StudyReading``.
+        """
+        level = self._mean_level
         bits = {
             length: [*chain(*(context.loss[length] for context in measured))]
             for length in self.lengths
@@ -313,8 +313,9 @@ class ContextSuite:
             ),
             needles={n: tuple(map(fmean, zip(*rows, strict=True))) for n, rows in right.items()},
             per_second=self.lengths[-1] / median(times),
-            time_error=spread(times),
-            peak_memory_bytes=memory,
+            time_error=spread(times) if len(times) > 1 else 1.0,
+            peak_memory_bytes=max(context.peak_memory_bytes for context in measured),
+            looks=looks,
             pieces={
                 "loss": {n: rounded(torch.tensor(values)) for n, values in bits.items()},
                 "needles": {n: tuple(chain(*zip(*rows, strict=True))) for n, rows in right.items()},
@@ -329,10 +330,23 @@ class ContextSuite:
         draw = random.Random(f"{self.seed}/{number}")
         return hidden_in(text, self.lengths, self.encode, draw)
 
+    @cached_property
+    def _mean_level(self) -> float:
+        """Mean bits of the text's tokens with few before them."""
+        near = self._near
+        places = Targets.spread(self.pieces, width=4 * near, longest=self.lengths[-1], count=LEVELS)
+        with accelerated(self.original):
+            each = places.each(at_device(self.original), self.text, 5 * near)
+        return float(each.mean())
+
+    @property
+    def _near(self) -> int:
+        return max(1, min(NEAR, self.lengths[0] // 8))
+
     def _level(self, number: int, context: HiddenKeys) -> Float[Tensor, " L"]:
         """Bits that tokens cost the original with few tokens before them."""
         if number not in self._levels:
-            near = max(1, min(NEAR, self.lengths[0] // 8))
+            near = self._near
             run, tokens, width = at_device(self.original), context.tokens, 4 * near
             length = len(tokens) - 1
             bits = torch.empty(length)
@@ -348,10 +362,10 @@ class ContextSuite:
             self._levels[number] = bits
         return self._levels[number]
 
-    def _parts(self, more: Float[Tensor, " L"], length: int) -> list[float]:
+    def _parts(self, more: Float[Tensor, " L"], length: int) -> tuple[float, ...]:
         """Means over parts of the last tokens before a length."""
         last = more[length - length // LAST : length]
-        return [_mean(part, last, more[:length], more) for part in last.tensor_split(PARTS)]
+        return tuple(_mean(part, last, more[:length], more) for part in last.tensor_split(PARTS))
 
     def _binned(self, more: Float[Tensor, " L"]) -> Iterator[tuple[int, Tensor]]:
         """Bins of a context's tokens by their first position."""

@@ -1,0 +1,95 @@
+"""Models that read the same contexts in turns: while time is left, and more may tell them apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from torch import nn
+
+from posenc.lab.evaluation.results import StudyReading
+from posenc.lab.evaluation.suites.contexts import ContextSuite, MeasuredContext
+from posenc.lab.evaluation.suites.reading import has_cache
+
+SURE_FROM = 3
+"""Contexts from which on a model may be settled."""
+
+Unsettled = Callable[[dict[str, StudyReading], int], Collection[str]]
+"""Names of the models that further contexts are to tell about, by the readings of all so far and
+the number of times that this was asked."""
+
+
+@dataclass(eq=False)
+class Turns:
+    """Models that read one context each, and then those in question the next one.
+
+    Args:
+        suite: of the contexts.
+        models: by name.
+        seconds: for all; None: no limit. Every model reads one context in any case.
+        unsettled: asked after ``SURE_FROM`` contexts, and after each further one.
+        report: called with what is going on, and the share of all that is done.
+        contexts: those that models have read before, by name.
+        keep: called with a model's contexts after each that it has read.
+    """
+
+    suite: ContextSuite
+    models: Mapping[str, nn.Module]
+    seconds: float | None
+    unsettled: Unsettled
+    report: Callable[[str, float], None]
+    contexts: Mapping[str, Sequence[MeasuredContext]] = field(default_factory=dict)
+    keep: Callable[[str, Sequence[MeasuredContext]], None] = lambda key, contexts: None
+
+    def __post_init__(self) -> None:
+        self.contexts = {key: tuple(self.contexts.get(key, ())) for key in self.models}
+        self._took = dict.fromkeys(self.models, 0.0)
+        self._looks = 0
+
+    def read(self) -> dict[str, StudyReading]:
+        """The readings of all models, when time is over, or all are settled or have read all."""
+        self._begin = time.monotonic()
+        cached = {key: has_cache(model, self.suite.text) for key, model in self.models.items()}
+        count, rows, reading = self.suite.count, self.suite.rows, list(self.models)
+        for first in range(0, count, rows):
+            if first >= SURE_FROM:
+                self._looks += 1
+                wanted = self.unsettled(self._readings(), self._looks)
+                reading = [key for key in reading if key in wanted]
+            numbers = range(first, min(count, first + rows))
+            for turn, key in enumerate(reading):
+                if len(self.contexts[key]) > first:
+                    continue
+                if first and self._late(key):
+                    return self._readings()
+                since = time.monotonic()
+                read = self.suite.contexts(
+                    self.models[key],
+                    numbers,
+                    cached=cached[key],
+                    seen=partial(self._seen, key, numbers, turn / len(reading), 1 / len(reading)),
+                )
+                self.contexts = {**self.contexts, key: (*self.contexts[key], *read)}
+                self._took[key] = time.monotonic() - since
+                self.keep(key, self.contexts[key])
+        return self._readings()
+
+    def _readings(self) -> dict[str, StudyReading]:
+        return {key: self.suite.reading(read, self._looks) for key, read in self.contexts.items()}
+
+    def _late(self, key: str) -> bool:
+        """True if a model would read its next context beyond the end."""
+        spent = time.monotonic() - self._begin + self._took[key]
+        return self.seconds is not None and spent > self.seconds
+
+    def _seen(self, key: str, numbers: range, turns: float, turn: float, tokens: int) -> None:
+        """Report so many tokens of a turn, which is a share of a round as those before it are."""
+        longest, count = self.suite.lengths[-1], self.suite.count
+        of_round = turns + turn * tokens / longest
+        share = (numbers[0] + len(numbers) * of_round) / count
+        if self.seconds is not None:
+            spent = (time.monotonic() - self._begin) / self.seconds
+            share = max(share, min(spent, 1.0 if numbers[0] else of_round))
+        self.report(f"{key}: reading context {numbers[-1] + 1}, step {tokens} tokens", share)
