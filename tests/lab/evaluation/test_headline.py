@@ -150,6 +150,10 @@ def test_what_is_level_with_the_best_is_open() -> None:
     assert remedy.command == expected
     (remedy,) = remedies(replace(found, command="posenc extend --method all"))
     assert remedy.command.endswith("--method all --text ANOTHER.txt --out posenc-extend-again")
+    hasty = replace(found, command="posenc extend --minutes 5", unread=3, seconds=300.0)
+    (remedy,) = remedies(hasty)
+    assert "More minutes may settle it" in remedy.text
+    assert remedy.command == "posenc extend --minutes 10 --out posenc-extend-again"
     assert remedies(study(**BASE, yarn=reading(2.05), ntk=reading(2.5))) == ()
 
 

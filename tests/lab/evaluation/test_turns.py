@@ -50,10 +50,22 @@ def test_one_that_is_settled_reads_no_more() -> None:
     assert counts(found) == {"plain": SURE_FROM, "good": SURE_FROM + 2}
 
 
+def test_a_model_that_reads_less_is_shown_with_what_all_contexts_cost() -> None:
+    uneven = turns(unsettled=lambda readings, look: ["good"] if look < 3 else ())
+    whole = uneven.read()["good"]
+    all_by = uneven.contexts["good"]
+    few, shown = (uneven.suite.reading(all_by[:2], all_by=by) for by in ((), all_by))
+    assert few.loss[4096] != pytest.approx(whole.loss[4096], abs=1e-6)
+    assert shown.loss == pytest.approx(whole.loss, abs=1e-6)
+    for (place, value), (other, wanted) in zip(shown.by_position, whole.by_position, strict=True):
+        assert (place, value) == (other, pytest.approx(wanted, abs=1e-4))
+
+
 def test_without_time_each_reads_one() -> None:
     shares: list[float] = []
     found = turns(seconds=1e-9, report=lambda stage, share: shares.append(share)).read()
     assert counts(found) == {"plain": 1, "good": 1}
+    assert shares == sorted(shares)
     assert all(0 <= share <= 1 for share in shares)
     assert not found["plain"].timed, "one pass says nothing of its spread"
 

@@ -35,7 +35,7 @@ from posenc.lab.reporting.opening import (
 )
 
 CLOSE = 0.05
-"""Largest deficit in needles, as a share, of a method that is chosen for its loss."""
+"""Deficit in needles, as a share, that does not count, however sure it is."""
 
 TIE = 0.01
 """Largest relative difference of losses that are called level, however significant it is."""
@@ -124,14 +124,23 @@ def _reached(study: Study) -> float | None:
 
 
 def best(study: Study, *, tuned: bool) -> str | None:
-    """The best method that a checkpoint can hold, if any."""
+    """The best method that a checkpoint can hold, if any.
+
+    That of least loss (the best in the deciding metric) among those that do not surely find fewer
+    needles than the one that finds most.
+    """
     writable = [pair for pair in study.ranked(tuned=tuned) if pair[0].writable]
     if not writable:
         return None
     if not has_needles(study):
         return writable[0][0].key
-    most = max(reading.found(study.goal) for _, reading in writable)
-    return next(m.key for m, reading in writable if reading.found(study.goal) >= most - CLOSE)
+    _, finder = max(writable, key=lambda pair: pair[1].found(study.goal))
+    enough = finder.found(study.goal) - CLOSE
+    return next(
+        method.key
+        for method, reading in writable
+        if reading.found(study.goal) >= enough or _more(study, finder, reading) == 0
+    )
 
 
 def baselines(study: Study) -> dict[str, str]:
@@ -436,18 +445,19 @@ def remedies(study: Study) -> tuple[Remedy, ...]:
 
 
 def _remedies(study: Study) -> Iterator[Remedy]:
+    longer = {"--minutes": str(math.ceil(study.seconds / 30))} if study.unread else {}
     key = None if study.factor == 1.0 else best(study, tuned=study.tuned)
     same = [name for name, deficit in gaps(study, key).items() if not deficit.sure] if key else []
     if key is not None and same:
         pieces = len(readings_of(study, tuned=study.tuned)[key].windows)
         facts = {"same": same, "key": key, "study": study, "pieces": pieces}
         data = {"--images": "OTHERS"} if study.unit == "pixel" else {"--text": "ANOTHER.txt"}
-        command = _again(study.command, data)
+        command = _again(study.command, longer or data)
         yield Remedy(text=sentence("settled_by_other_data", **facts), command=command)
     unsure = [method.key for method, words in verdicts(study) if words[1:] == ("unsure",)]
     if unsure:
-        text = sentence("settled_by_other_needles", unsure=unsure, asked=study.asked)
-        again = _again(study.command, {"--seed": str(study.seed + 1)})
+        text = sentence("settled_by_other_needles", unsure=unsure, study=study)
+        again = _again(study.command, longer or {"--seed": str(study.seed + 1)})
         yield Remedy(text=text, command=again)
 
 

@@ -270,6 +270,7 @@ class Study:
         left_out: length or task → why it was not measured.
         targets: number of tokens in each loss.
         asked: needles per depth and length.
+        unread: contexts of the text that there was no time for.
         labels: length → its name, where that is not the number.
         chosen, reason: the method written, and why; None: none was.
         finetune: settings of the fine-tuning.
@@ -303,6 +304,7 @@ class Study:
     left_out: Mapping[str, str] = field(default_factory=dict)
     targets: int = 0
     asked: int = 0
+    unread: int = 0
     labels: Mapping[int, str] = field(default_factory=dict)
     chosen: str | None = None
     reason: str = ""

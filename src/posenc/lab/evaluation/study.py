@@ -382,7 +382,8 @@ def study_of(
     )
     if isinstance(suite, ContextSuite):
         readings = [reading for f in findings for reading in (f.untuned, f.tuned) if reading]
-        study = replace(study, asked=min(map(suite.contexts_in, readings), default=0))
+        read = [suite.contexts_in(reading) for reading in readings] or [0]
+        study = replace(study, asked=min(read), unread=suite.count - max(read))
     return replace(study, gate=gate(study))
 
 

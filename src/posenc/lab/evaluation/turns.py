@@ -46,7 +46,7 @@ class Turns:
     def __post_init__(self) -> None:
         self.contexts = {key: tuple(self.contexts.get(key, ())) for key in self.models}
         self._took = dict.fromkeys(self.models, 0.0)
-        self._looks = 0
+        self._looks, self._share = 0, 0.0
 
     def read(self) -> dict[str, StudyReading]:
         """The readings of all models, when time is over, or all are settled or have read all."""
@@ -77,7 +77,11 @@ class Turns:
         return self._readings()
 
     def _readings(self) -> dict[str, StudyReading]:
-        return {key: self.suite.reading(read, self._looks) for key, read in self.contexts.items()}
+        most = max(self.contexts.values(), key=len)
+        return {
+            key: self.suite.reading(read, all_by=most, looks=self._looks)
+            for key, read in self.contexts.items()
+        }
 
     def _late(self, key: str) -> bool:
         """True if a model would read its next context beyond the end."""
@@ -86,10 +90,14 @@ class Turns:
 
     def _seen(self, key: str, numbers: range, turns: float, turn: float, tokens: int) -> None:
         """Report so many tokens of a turn, which is a share of a round as those before it are."""
-        longest, count = self.suite.lengths[-1], self.suite.count
-        of_round = turns + turn * tokens / longest
-        share = (numbers[0] + len(numbers) * of_round) / count
+        part, count = tokens / self.suite.lengths[-1], self.suite.count
+        share = (numbers[0] + len(numbers) * (turns + turn * part)) / count
         if self.seconds is not None:
-            spent = (time.monotonic() - self._begin) / self.seconds
-            share = max(share, min(spent, 1.0 if numbers[0] else of_round))
-        self.report(f"{key}: reading context {numbers[-1] + 1}, step {tokens} tokens", share)
+            spent, longest = time.monotonic() - self._begin, max(self._took.values())
+            unread = sum(
+                not read for read in self.contexts.values()
+            )  # first contexts, all are read
+            end = max(self.seconds, spent + longest * max(0.0, unread - part))
+            share = max(share, spent / end)
+        self._share = min(1.0, max(self._share, share))
+        self.report(f"{key}: reading context {numbers[-1] + 1}, step {tokens} tokens", self._share)

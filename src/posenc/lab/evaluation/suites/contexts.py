@@ -285,11 +285,19 @@ class ContextSuite:
             right[place] = torch.stack(columns, 1)
         return Read(bits, right)
 
-    def reading(self, measured: Sequence[MeasuredContext], looks: int = 0) -> StudyReading:
+    def reading(
+        self,
+        measured: Sequence[MeasuredContext],
+        *,
+        all_by: Sequence[MeasuredContext] = (),
+        looks: int = 0,
+    ) -> StudyReading:
         """The measurements of a model on its first contexts.
 
         Args:
             measured: one or more.
+            all_by: those of a model that has read more. Losses are shown as if this one had too:
+                what the others cost that model beyond these is added.
             looks: see ``StudyReading``.
         """
         level = self._mean_level
@@ -306,10 +314,25 @@ class ContextSuite:
             length: [context.right[length] for context in measured] for length in measured[0].right
         }
         times, width = [context.seconds for context in measured], self.lengths[-1] // BINS
+
+        def beyond(of: Callable[[MeasuredContext], Sequence[float]]) -> float:
+            """What further contexts cost the model that has read them, beyond the shared ones."""
+            if len(all_by) <= len(measured):
+                return 0.0
+            every, shared = (fmean(chain(*map(of, by))) for by in (all_by, all_by[: len(measured)]))
+            return every - shared
+
+        def at_length(length: int) -> float:
+            return beyond(lambda context: context.loss[length])
+
+        def at_place(place: int) -> float:
+            return beyond(lambda context: [context.places.get(place, 0.0)])
+
         return StudyReading(
-            loss={length: fmean(values) for length, values in bits.items()},
+            loss={length: fmean(values) + at_length(length) for length, values in bits.items()},
             by_position=tuple(
-                (place + width / 2, fmean(values)) for place, values in places.items()
+                (place + width / 2, fmean(values) + at_place(place))
+                for place, values in places.items()
             ),
             needles={n: tuple(map(fmean, zip(*rows, strict=True))) for n, rows in right.items()},
             per_second=self.lengths[-1] / median(times),
