@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help style types suite kernels test-sanitized demo demo-extend test test-anywhere fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-exhaustive test-versions test-transformers check docs site format pages bench gpu-test gpu-bench wheel wheels test-wheel check-locks test-oldest-triton lock clean
+.PHONY: help style types suite kernels test-sanitized demo demo-extend test test-anywhere fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-exhaustive test-versions test-transformers check docs site format pages bench real gpu-test gpu-bench wheel wheels test-wheel check-locks test-oldest-triton lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -146,6 +146,10 @@ test-exhaustive: $(VENV)/.installed-test $(VENV)/.kernels ## every case of what 
 
 test-versions: $(VENV)/.installed-test ## the demo, integrations and laws on the oldest and newest PyTorch and transformers; two hours
 	$(BIN)/python scripts/dependency_trial.py $(TESTS)
+
+real: $(VENV)/.installed-test $(VENV)/.kernels ## fetch models with pretrained weights, run posenc's programs on them; half an hour
+	$(BIN)/python -m benchmarks.real_models
+	$(BIN)/python -m benchmarks.pages
 
 gpu-test: $(VENV)/.installed-test ## on a CUDA device: its trial and the tests that need one, 12 minutes
 	$(BIN)/python -m benchmarks.device --steps trial tests
