@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -92,8 +93,10 @@ def test_questions_enter_the_effective_length(
     write_study(study, tmp_path / "report")
     stored = json.loads((tmp_path / "report/study.json").read_text())
     assert stored["effective"]["end"] == 256
-    rows = (tmp_path / "report/study.csv").read_text().splitlines()
-    assert "direct,0,vt,256,,0.5" in rows
+    rows = csv.DictReader((tmp_path / "report/measurements.csv").read_text().splitlines())
+    (asked,) = [row for row in rows if (row["metric"], row["length"]) == ("vt", "256")]
+    assert float(asked["value"]) == 0.5
+    assert int(asked["count"]) == len(study.findings[0].untuned.tasks["vt"][256])
 
 
 def test_questions_are_made_of_the_text_and_asked(model: Decoder, text: Text) -> None:

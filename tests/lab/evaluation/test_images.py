@@ -168,7 +168,7 @@ def test_what_is_said_of_it(outcome: ExtensionResult, tmp_path: Path) -> None:
         assert title in page
     assert "images/s" in page
     assert "by depth and length" not in page
-    assert "images_per_second" in (tmp_path / "report/study.csv").read_text()
+    assert "images_per_second" in (tmp_path / "report/measurements.csv").read_text()
 
 
 def test_where_the_original_is_the_measure_it_is_no_rival(outcome: ExtensionResult) -> None:

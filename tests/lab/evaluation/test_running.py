@@ -230,14 +230,17 @@ def test_the_report_holds_every_number(outcome: ExtensionResult, tmp_path: Path)
     assert "fine-tuning rate" in page
     plain = json.loads((tmp_path / "report/study.json").read_text())
     assert plain["length"] == LENGTH
-    rows = list(csv.DictReader((tmp_path / "report/study.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((tmp_path / "report/measurements.csv").read_text().splitlines()))
     found = {
-        (row["method"], row["tuned"], row["length"]): float(row["value"])
+        (row["method"], row["length"]): row
         for row in rows
-        if row["metric"] == "loss"
+        if (row["model"], row["metric"]) == ("tiny", "loss")
     }
-    assert found["yarn", "0", "48"] == outcome.study.of("yarn").untuned.loss[48]
-    assert len([row for row in rows if row["metric"] == "needles"]) == 9 * 4 * 5
+    direct = found["direct", "48"]
+    assert float(direct["value"]) == outcome.study.of("direct").untuned.loss[48]
+    assert float(direct["low"]) < float(direct["value"]) < float(direct["high"])
+    assert ("yarn, fine-tuned", "48") in found
+    assert len([row for row in rows if row["metric"] == "needles_by_depth"]) == 9 * 4 * 5
 
 
 def test_evaluate_measures_one_model(model: LiveModel, text: Text, tmp_path: Path) -> None:

@@ -50,17 +50,28 @@ def test_files(report: Path) -> None:
         for key in ("headline", "change", "loss_by_position", "recall", "training_loss", "cost")
         for kind in ("png", "svg")
     }
-    tables = {"comparison.json", "measurements.csv", "summary.csv"}
+    tables = {"comparison.json", "measurements.csv"}
     assert {path.name for path in folder.iterdir()} == {report.name, *pictures, *tables}
     for path in folder.iterdir():
         assert path.stat().st_size > 500, path
     assert (folder / "headline.png").read_bytes().startswith(b"\x89PNG")
     again = Comparison.from_json(json.loads((folder / "comparison.json").read_text()))
     assert again == sample()
-    with (folder / "summary.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["subject"] for row in rows][:2] == ["rope|window=64", "alibi"]
-    assert float(rows[1]["loss@512"]) == pytest.approx(2.87, abs=0.05)
+    with (folder / "measurements.csv").open() as file:
+        values = list(csv.DictReader(file))
+    found = {tuple(row[key] for key in ("model", "method", "metric", "length")) for row in values}
+    assert {("rope", "window=64", "loss", "64"), ("alibi", "", "recall", "512")} <= found
+    (last,) = [
+        row
+        for row in values
+        if (row["model"], row["metric"], row["length"]) == ("alibi", "loss", "512")
+    ]
+    assert float(last["value"]) == pytest.approx(2.87, abs=0.05)
+    assert float(last["low"]) < float(last["value"]) < float(last["high"])
+    assert last["count"] == "3"
+    along = [row for row in values if row["metric"] == "loss_by_position"]
+    assert along
+    assert all(row["at"] and not row["length"] for row in along)
     assert [path.name for path in folder.parent.iterdir()] == ["report"]
 
 
@@ -329,9 +340,6 @@ def test_fields_of_records_are_refused_if_unknown_or_missing() -> None:
 
 def test_records_by_subject_and_metric() -> None:
     comparison = sample()
-    frame = comparison.frame()
-    assert list(frame.columns) == ["subject", "seed", "metric", "x", "value"]
-    assert len(frame) == len(comparison.measurements)
     assert comparison.headline.key == "loss"
     assert comparison.metric("recall") is not None
     assert comparison.metric("colour") is None

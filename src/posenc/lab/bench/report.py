@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import pandas as pd
+from typing import Any
 
 from posenc.lab.bench import BenchOptions
 from posenc.lab.bench.run import PLAIN, BenchReading, BenchReport, BenchSettings
 from posenc.lab.declared import declared_options
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
+from posenc.lab.reporting.measurements import MeasuredValue
 from posenc.lab.reporting.numbers import Bounds, Estimate, counted, sentence
 from posenc.lab.reporting.opening import (
     Opening,
@@ -46,17 +45,32 @@ NAME = 20
 
 
 def write_bench(report: BenchReport, folder: Path, *, command: str = "") -> None:
-    """Write ``index.html``, charts, ``bench.json`` and ``bench.csv`` into a folder that exists.
+    """Write ``index.html``, charts, ``bench.json`` and ``measurements.csv``; the folder exists.
 
     Raises:
         OutputError: if a file cannot be written.
     """
-    rows = [reading.to_json() for reading in report.readings]
-    tables = {
-        "bench.json": json.dumps(report.to_json(), indent=1) + "\n",
-        "bench.csv": pd.DataFrame(rows, dtype=object).to_csv(index=False),
-    }
-    write_files(folder, bench_page(report, command), tables)
+    write_files(folder, bench_page(report, command), bench=report.to_json())
+
+
+def _values(report: BenchReport) -> Iterator[MeasuredValue]:
+    """Times, and their multiples of plain attention's, a row each."""
+    for reading in report.readings:
+        mask = "causal" if reading.causal else "bidirectional"
+        facts: dict[str, Any] = {
+            "model": reading.encoding,
+            "method": f"{reading.contender}, {reading.dtype}, {mask}",
+            "length": reading.length,
+        }
+        times = reading.times
+        seconds = {"forward": times.forward_seconds, "training": times.both_seconds}
+        for name, both in PASSES.items():
+            value, multiple = seconds[name], reading.ratio(both=both)
+            if value is not None:
+                rounds = times.rounds[both]
+                yield MeasuredValue(metric=f"{name}_seconds", value=value, count=rounds, **facts)
+            if multiple is not None:
+                yield MeasuredValue.of(multiple, metric=f"{name}_ratio", **facts)
 
 
 def label(reading: BenchReading, settings: BenchSettings) -> str:
@@ -191,6 +205,7 @@ def bench_page(report: BenchReport, command: str) -> Page:
                 paragraphs=(sentence("how_timed", rounds=settings.rounds, batch=shape),),
             ),
         ),
+        values=tuple(_values(report)),
         command=command,
         settings={
             "device": f"{about.get('device', '')}, {counted(settings.threads or 1, 'thread')}",
@@ -199,8 +214,8 @@ def bench_page(report: BenchReport, command: str) -> Page:
             "versions": " · ".join(f"{n} {value}" for n, value in about["versions"].items()),
             "made": f"{about.get('date', '')}, in {report.seconds:.0f} s",
         },
-        note="Beside this page: every chart as PNG and SVG, bench.json, bench.csv. Times are of "
-        "this machine in this run; only their ratios carry over.",
+        note="Beside this page: every chart as PNG and SVG, bench.json, measurements.csv. Times "
+        "are of this machine in this run; only their ratios carry over.",
     )
 
 

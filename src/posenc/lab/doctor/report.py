@@ -12,6 +12,7 @@ from pathlib import Path
 from posenc.lab.doctor.words import Engines, descriptions, short_titles, titles
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
+from posenc.lab.reporting.measurements import MeasuredValue
 from posenc.lab.reporting.numbers import Estimate, sentence, size_in_words, time_in_words
 from posenc.lab.reporting.opening import (
     Opening,
@@ -153,7 +154,7 @@ def setting_sentences(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 def write_diagnosis(
     diagnosis: Diagnosis, folder: Path, out: Path, *, engines: Engines | None, command: str = ""
 ) -> None:
-    """Write ``index.html``, charts and ``doctor.json`` into a folder that exists.
+    """Write ``index.html``, charts, ``doctor.json`` and ``measurements.csv``; ``out`` exists.
 
     Args:
         diagnosis: of ``folder``.
@@ -167,7 +168,22 @@ def write_diagnosis(
     """
     facts = diagnosis.to_json() | ({} if engines is None else engines.to_json())
     page = diagnosis_page(diagnosis, folder, engines=engines, command=command)
-    write_files(out, page, {"doctor.json": json.dumps(facts, indent=1) + "\n"})
+    write_files(out, page, doctor=facts)
+
+
+def _values(diagnosis: Diagnosis, name: str) -> Iterator[MeasuredValue]:
+    """Time and memory of a layer by tokens, a row each."""
+    for cost in diagnosis.costs:
+        by_method = {
+            "transformers": (cost.seconds, cost.bytes),
+            "posenc": (cost.accelerated_seconds, cost.accelerated_bytes),
+        }
+        for method, (seconds, size) in by_method.items():
+            for metric, value in (("layer_seconds", seconds), ("layer_bytes", size)):
+                if value is not None and cost.measured:
+                    yield MeasuredValue(
+                        model=name, method=method, metric=metric, length=cost.length, value=value
+                    )
 
 
 def diagnosis_page(
@@ -192,13 +208,14 @@ def diagnosis_page(
         charts=[*shown, *_cost_charts(drawing, diagnosis.costs, first=not shown)],
         looks=styles,
         sections=list(_sections(diagnosis, engines)),
+        values=tuple(_values(diagnosis, folder.name)),
         command=command,
         settings={
             "model": diagnosis.model_type,
             "kernels of posenc": diagnosis.kernels,
             "acceleration": diagnosis.acceleration,
         },
-        note="Beside this page: every chart as PNG and SVG, doctor.json.",
+        note="Beside this page: every chart as PNG and SVG, doctor.json, measurements.csv.",
     )
 
 

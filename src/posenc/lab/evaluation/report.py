@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
-
-import pandas as pd
+from typing import Any
 
 from posenc.lab.evaluation.candidates import WINDOW
 from posenc.lab.evaluation.choosing import opening, short_cost, when, worse_by
@@ -16,7 +14,16 @@ from posenc.lab.evaluation.results import Findings, Study, StudyMetric, StudyRea
 from posenc.lab.evaluation.summary import answer, findings, setting
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
-from posenc.lab.reporting.numbers import SHARES, Bounds, Estimate, counted, size_in_words
+from posenc.lab.reporting.measurements import MeasuredValue
+from posenc.lab.reporting.numbers import (
+    SHARES,
+    UNBOUNDED,
+    Bounds,
+    Estimate,
+    counted,
+    estimate,
+    size_in_words,
+)
 from posenc.lab.reporting.page import (
     Cell,
     Column,
@@ -31,17 +38,13 @@ from posenc.storage import make_folder
 
 
 def write_study(study: Study, folder: Path) -> Path:
-    """Write ``index.html``, charts, ``study.json`` and ``study.csv``; the path of the page.
+    """Write ``index.html``, charts, ``study.json`` and ``measurements.csv``; the page's path.
 
     Raises:
         OutputError: if the folder cannot be written to.
     """
     make_folder(folder)
-    tables = {
-        "study.json": json.dumps(study.to_json(), indent=1) + "\n",
-        "study.csv": _frame(study).to_csv(index=False),
-    }
-    write_files(folder, study_page(study), tables)
+    write_files(folder, study_page(study), study=study.to_json())
     return folder / "index.html"
 
 
@@ -75,6 +78,7 @@ def study_page(study: Study) -> Page:
             method,
             *([_claims(study)] if stretched else _rows(study)),
         ],
+        values=tuple(_values(study)),
         command=study.command,
         settings={
             "images" if measured == "pixels" else "text": study.text,
@@ -85,8 +89,8 @@ def study_page(study: Study) -> Page:
             "versions": " · ".join(f"{name} {value}" for name, value in study.versions.items()),
             "made": f"{study.created}, in {study.seconds:.0f} s",
         },
-        note="Beside this page: every chart as PNG and SVG, study.json, study.csv. Times and "
-        "memory are of this machine in this run; only their ratios carry over.",
+        note="Beside this page: every chart as PNG and SVG, study.json, measurements.csv. "
+        "Times and memory are of this machine in this run; only their ratios carry over.",
     )
 
 
@@ -297,30 +301,41 @@ def _rows(study: Study) -> list[TextSection]:
     return [TextSection(key="rows", title="What the names mean", terms=terms)]
 
 
-def _frame(study: Study) -> pd.DataFrame:
-    """All numbers, one a row."""
-    rows = [
-        (method.key, int(tuned), *number)
-        for tuned in (False, True)
-        for method, reading in study.ranked(tuned=tuned)
-        for number in _numbers(study, reading)
-    ]
-    return pd.DataFrame(
-        rows, columns=["method", "tuned", "metric", "length", "at", "value"], dtype=object
-    )
+def _values(study: Study) -> Iterator[MeasuredValue]:
+    """All numbers, a row each."""
+    for tuned in reversed(study.whens):
+        for method, reading in study.ranked(tuned=tuned):
+            run = f"{method.key}, fine-tuned" if tuned else method.key
+            yield from _values_of(study, reading, {"model": study.checkpoint, "method": run})
 
 
-def _numbers(study: Study, reading: StudyReading) -> Iterator[tuple[str, int, object, float]]:
-    """Metric, length, position or depth, and value."""
+def _values_of(
+    study: Study, reading: StudyReading, facts: Mapping[str, Any]
+) -> Iterator[MeasuredValue]:
+    """The numbers of a model; ``facts`` are fields of all their rows."""
+    goal = study.goal
     for metric in study.metrics:
-        if metric.key != "needles":
-            yield from ((metric.key, n, "", value) for n, value in reading.of(metric).items())
-    yield from (("loss_by_position", study.goal, *pair) for pair in reading.by_position)
+        bounds = SHARES if metric.percent else UNBOUNDED
+        pieces = reading.pieces.get(metric.key, {})
+        for length, value in reading.of(metric).items():
+            over = estimate(pieces.get(length, (value,)), bounds)
+            assert over is not None  # each length has a value
+            over = replace(over, mean=value)
+            yield MeasuredValue.of(over, metric=metric.key, length=length, **facts)
+    for place, value in reading.by_position:
+        yield MeasuredValue(metric="loss_by_position", length=goal, at=place, value=value, **facts)
     for length, shares in reading.needles.items():
         for depth, share in zip(study.depths, shares, strict=True):
-            yield "needles", length, depth, share
+            by: dict[str, Any] = {"metric": "needles_by_depth", "length": length, "at": depth}
+            yield MeasuredValue(value=share, count=study.asked, **by, **facts)
     for name, by_length in reading.tasks.items():
         for length, shares in by_length.items():
-            yield name, length, "", fmean(shares)
-    yield f"{study.counted}_per_second", study.goal, "", reading.per_second
-    yield "peak_memory_bytes", study.goal, "", reading.peak_memory_bytes
+            right = estimate(shares, SHARES)
+            assert right is not None  # a task without questions is left out
+            yield MeasuredValue.of(right, metric=name, length=length, **facts)
+    costs = {
+        f"{study.counted}_per_second": reading.per_second,
+        "peak_memory_bytes": reading.peak_memory_bytes,
+    }
+    for name, cost in costs.items():
+        yield MeasuredValue(metric=name, length=goal, value=cost, **facts)

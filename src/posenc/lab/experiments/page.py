@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from posenc.lab.experiments.results import Comparison, Metric
 from posenc.lab.experiments.summary import Summary
 from posenc.lab.experiments.verdicts import Row, bounds_of, longest_measured, reason
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Look, Point, Up, looks
-from posenc.lab.reporting.numbers import count_in_words, counted, estimate, sentence, size_in_words
+from posenc.lab.reporting.measurements import MeasuredValue
+from posenc.lab.reporting.numbers import (
+    UNBOUNDED,
+    count_in_words,
+    counted,
+    estimate,
+    sentence,
+    size_in_words,
+)
 from posenc.lab.reporting.opening import (
     BREAKS,
     HOLDS,
@@ -54,6 +63,7 @@ def comparison_page(comparison: Comparison, summary: Summary) -> Page:
             TextSection(key="findings", title="In words", lists=tuple(lists)),
             method,
         ),
+        values=tuple(_values(comparison)),
         command=provenance.command,
         settings={
             "corpus": _corpus(comparison),
@@ -64,9 +74,32 @@ def comparison_page(comparison: Comparison, summary: Summary) -> Page:
             **provenance.settings,
             "made": provenance.created,
         },
-        note="Beside this page: every chart as PNG and SVG, comparison.json, measurements.csv, "
-        "summary.csv.",
+        note="Beside this page: every chart as PNG and SVG, comparison.json, measurements.csv.",
     )
+
+
+COSTS = ("tokens_per_second", "peak_memory_bytes", "parameters", "train_seconds")
+"""Fields of ``TrainedRun`` that are measurements."""
+
+
+def _values(comparison: Comparison) -> Iterator[MeasuredValue]:
+    """Means over seeds by metric and length, position or step, and costs, a row each."""
+    seeds: dict[tuple[str, str, float], list[float]] = {}
+    for each in comparison.measurements:
+        seeds.setdefault((each.subject, each.metric, each.x), []).append(each.value)
+    for run in comparison.runs:
+        for key in COSTS:
+            cost = float(getattr(run, key))
+            seeds.setdefault((run.subject, key, comparison.train_length), []).append(cost)
+    lengths = set(comparison.test_lengths)
+    along = {key for _, key, x in seeds if x not in lengths}  # positions, or steps of training
+    for (subject, key, x), values in seeds.items():
+        metric = comparison.metric(key)
+        over = estimate(values, UNBOUNDED if metric is None else bounds_of(metric))
+        assert over is not None  # each has a value
+        model, _, method = subject.partition("|")
+        facts: dict[str, Any] = {"model": model, "method": method, "metric": key}
+        yield MeasuredValue.of(over, **facts, **{"at" if key in along else "length": x})
 
 
 def opening(comparison: Comparison, summary: Summary) -> Opening:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from posenc.lab.experiments.page import comparison_page
 from posenc.lab.experiments.results import Comparison
@@ -27,8 +24,7 @@ PAUSE = 19.0
 def write_report(comparison: Comparison, folder: Path | str, *, overwrite: bool = False) -> Path:
     """Write the report of ``comparison`` into a new folder, whole or not at all.
 
-    That is ``index.html``, every chart as PNG and SVG, comparison.json, measurements.csv and
-    summary.csv.
+    That is ``index.html``, every chart as PNG and SVG, comparison.json and measurements.csv.
 
     Args:
         comparison: what to report.
@@ -45,12 +41,8 @@ def write_report(comparison: Comparison, folder: Path | str, *, overwrite: bool 
     folder = Path(folder)
     with output_folder(folder, "folder", overwrite=overwrite) as partial:
         summary = summarise(comparison)
-        tables = {
-            "comparison.json": json.dumps(comparison.to_json(), indent=1) + "\n",
-            "measurements.csv": comparison.frame().to_csv(index=False),
-            "summary.csv": _summary_table(comparison, summary).to_csv(index=False),
-        }
-        write_files(partial, comparison_page(comparison, summary), tables)
+        page = comparison_page(comparison, summary)
+        write_files(partial, page, comparison=comparison.to_json())
     return folder / "index.html"
 
 
@@ -74,36 +66,6 @@ class LiveReport:
             write_report(comparison, self._folder, overwrite=True)
             now = time.monotonic()
             self._due = now + PAUSE * (now - began)
-
-
-def _summary_table(comparison: Comparison, summary: Summary) -> pd.DataFrame:
-    """A row a subject: verdicts, estimates by length, and costs."""
-    lengths, key = comparison.test_lengths, comparison.headline.key
-    recalled = lengths if comparison.metric("recall") is not None else ()
-
-    def record(row: Row) -> dict[str, object]:
-        estimates = {f"{key}@{n}": row.values.get(n) for n in lengths}
-        estimates |= {f"recall@{n}": row.recall.get(n) for n in recalled}
-        plain = {column: value.to_json() if value else {} for column, value in estimates.items()}
-        return {
-            "rank": row.rank,
-            "subject": row.subject.name,
-            "role": row.subject.role,
-            "verdict": row.verdict,
-            "predicts": row.predicts,
-            "finds": row.finds,
-            **{
-                f"{column}{end and f'_{end}'}": values.get(end or "mean")
-                for column, values in plain.items()
-                for end in ("", "low", "high")
-            },
-            "tokens_per_second": row.tokens_per_second,
-            "peak_memory_bytes": row.peak_memory_bytes,
-            "parameters": row.parameters,
-            "reason": reason(comparison, row),
-        }
-
-    return pd.DataFrame(map(record, summary.rows), dtype=object)
 
 
 def numbers(comparison: Comparison, summary: Summary, *, out: Path) -> list[dict[str, Any]]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from operator import attrgetter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from posenc.lab.codec import restore, to_plain
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 
 Role = Literal["candidate", "baseline", "control"]
@@ -209,13 +208,6 @@ class Comparison:
             for m in self.measurements
             if (m.subject, m.metric, m.x) == (subject, metric, x)
         }
-
-    def frame(self) -> pd.DataFrame:
-        """All measurements, a row each: subject, seed, metric, x, value."""
-        import pandas as pd
-
-        columns = [field.name for field in fields(Measurement)]
-        return pd.DataFrame(map(attrgetter(*columns), self.measurements), columns=columns)
 
     def to_json(self) -> dict[str, Any]:
         """All fields as plain JSON values."""

@@ -19,6 +19,7 @@ from markupsafe import Markup, escape
 from posenc.attention.user_cache import kept
 from posenc.lab.reporting.charts import THEME, Chart, picture_files
 from posenc.lab.reporting.drawing import Look
+from posenc.lab.reporting.measurements import MeasuredValue, measurements_csv
 from posenc.lab.reporting.numbers import Estimate, setting_in_words
 from posenc.lab.reporting.opening import TONES, Opening
 from posenc.lab.reporting.palette import DARK, LIGHT, OUTLINES
@@ -163,6 +164,7 @@ class Page:
         charts: the one that shows it first.
         looks: of the names in charts and verdicts.
         sections: tables, maps and words, in order.
+        values: every number that was measured.
         command: that does it again.
         settings: everything else that it takes to do it again, by name.
         note: last.
@@ -173,6 +175,7 @@ class Page:
     charts: Sequence[Chart]
     looks: Mapping[str, Look]
     sections: Sequence[TableSection | MapSection | TextSection] = ()
+    values: Sequence[MeasuredValue] = ()
     command: str = ""
     settings: Mapping[str, object] = field(default_factory=dict)
     note: str = ""
@@ -197,8 +200,9 @@ class Page:
         )
 
     def files(self) -> Iterator[tuple[str, bytes]]:
-        """Names and contents of the page, ``index.html``, and of its charts as pictures."""
+        """Names and contents: ``index.html``, ``measurements.csv``, and its charts as pictures."""
         yield "index.html", self.render().encode()
+        yield "measurements.csv", measurements_csv(self.values).encode()
         yield from picture_files(self.charts)
 
 
@@ -235,16 +239,16 @@ def styles(templates: Environment, *names: str) -> Markup:
     return Markup(colours) + Markup("").join(source(templates, name) for name in names)
 
 
-def write_files(folder: Path, page: Page, tables: Mapping[str, str]) -> None:
-    """Write a page, its pictures and tables into a folder that exists.
+def write_files(folder: Path, page: Page, **records: Mapping[str, Any]) -> None:
+    """Write the files of a page, and each record as ``NAME.json``, into a folder that exists.
 
     Raises:
         OutputError: if a file cannot be written.
     """
     for name, content in page.files():
         write_bytes(folder / name, content)
-    for name, text in tables.items():
-        write_bytes(folder / name, text.encode())
+    for name, record in records.items():
+        write_bytes(folder / f"{name}.json", f"{json.dumps(record, indent=1)}\n".encode())
 
 
 def _breakable(name: str) -> Markup:
