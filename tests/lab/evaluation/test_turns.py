@@ -15,6 +15,7 @@ from posenc.errors import Interrupted
 from posenc.lab.evaluation.candidates import Method
 from posenc.lab.evaluation.checkpoint import Checkpoint
 from posenc.lab.evaluation.choosing import unsettled
+from posenc.lab.evaluation.progress import PLANNED
 from posenc.lab.evaluation.results import Findings, StudyReading
 from posenc.lab.evaluation.settings import Tuning
 from posenc.lab.evaluation.study import ExtensionResult, measure_extensions
@@ -48,6 +49,18 @@ def test_all_read_while_nothing_is_settled() -> None:
 def test_one_that_is_settled_reads_no_more() -> None:
     found = turns(unsettled=lambda readings, look: ["good"] if look < 3 else ()).read()
     assert counts(found) == {"plain": SURE_FROM, "good": SURE_FROM + 2}
+
+
+def test_what_will_be_read_is_said_first() -> None:
+    stages: list[str] = []
+    turns(report=lambda stage, share: stages.append(stage)).read()
+    assert stages[0].startswith(PLANNED)
+    assert "2 models read contexts of 4096 tokens" in stages[0]
+    assert stages[0].endswith("6 each")
+    stages.clear()
+    turns(seconds=1e-3, report=lambda stage, share: stages.append(stage)).read()
+    assert "at most 1 each in 1 s, all 6 in" in stages[0]
+    assert not any(stage.startswith(PLANNED) for stage in stages[1:])
 
 
 def test_a_model_that_reads_less_is_shown_with_what_all_contexts_cost() -> None:

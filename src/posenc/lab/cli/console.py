@@ -201,17 +201,15 @@ class Countdown:
 
     def left(self, done: float, total: float) -> str:
         """``about 12 s left``, ``about 3 min left``; empty without an estimate."""
+        from posenc.lab.reporting.numbers import in_minutes
+
         if done < self.done:  # another stage
             self.restart(done)
         self.done = done
         if done - self.start < EARLY * (total - self.start) or done >= total:
             return ""
         seconds = self.elapsed() * (total - done) / (done - self.start)
-        if seconds < 90:
-            return f"about {max(1, round(seconds))} s left"
-        if seconds < 5400:
-            return f"about {seconds / 60:.0f} min left"
-        return f"about {seconds / 3600:.1f} h left"
+        return f"about {in_minutes(seconds)} left"
 
 
 def exit_code(error: PosencError) -> int:

@@ -335,6 +335,11 @@ class StudyDisplay(Display):
 
     def __call__(self, stage: str, done: float, total: int) -> None:
         """Show the current stage, and how much of all is done."""
+        from posenc.lab.evaluation.progress import PLANNED
+
+        if stage.startswith(PLANNED):
+            self.emit(stage.capitalize())
+            return
         left = self.countdown.left(done / total, 1.0)
         if self.live:
             self.bars.update(self.task, completed=done / total, description=stage, left=left)

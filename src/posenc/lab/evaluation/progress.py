@@ -19,6 +19,9 @@ from posenc.storage import make_folder, read_json, write_json
 Progress = Callable[[str, float, int], None]
 """Called with the current stage, how many models are done, and the number of all."""
 
+PLANNED = "planned: "
+"""Beginning of a stage that says what will be done; it stays to be read."""
+
 REMEDY = "Delete it, and all is measured again."
 
 

@@ -9,9 +9,13 @@ from functools import partial
 
 from torch import nn
 
+from posenc.lab.evaluation.progress import PLANNED
 from posenc.lab.evaluation.results import StudyReading
 from posenc.lab.evaluation.suites.contexts import ContextSuite, MeasuredContext
-from posenc.lab.evaluation.suites.reading import has_cache
+from posenc.lab.evaluation.suites.reading import STEP, has_cache, read
+from posenc.lab.experiments.text_loss import at_device, losses
+from posenc.lab.reporting.numbers import counted, in_minutes
+from posenc.transformers.live import LiveDecoder
 
 SURE_FROM = 3
 """Contexts from which on a model may be settled."""
@@ -52,6 +56,7 @@ class Turns:
         """The readings of all models, when time is over, or all are settled or have read all."""
         self._begin = time.monotonic()
         cached = {key: has_cache(model, self.suite.text) for key, model in self.models.items()}
+        self.report(f"{PLANNED}{self._plan(cached)}", 0.0)
         count, rows, reading = self.suite.count, self.suite.rows, list(self.models)
         for first in range(0, count, rows):
             if first >= SURE_FROM:
@@ -75,6 +80,29 @@ class Turns:
                 self._took[key] = time.monotonic() - since
                 self.keep(key, self.contexts[key])
         return self._readings()
+
+    def _plan(self, cached: Mapping[str, bool]) -> str:
+        """What will be read, by the time that the first model takes for a few tokens."""
+        (first, model), longest = next(iter(self.models.items())), self.suite.lengths[-1]
+        tokens = self.suite.text[: min(longest, STEP) + 1].long().unsqueeze(0)
+        begin = time.monotonic()
+        if cached[first]:
+            assert isinstance(model, LiveDecoder)  # no others have one
+            read(model, tokens)
+        else:
+            losses(at_device(model), tokens, last=1)
+        each = (time.monotonic() - begin) * longest / (tokens.shape[1] - 1)
+        several, count = len(self.models), self.suite.count
+        plan = (
+            f"{counted(several, 'model')} read{'s' * (several == 1)} contexts of {longest} tokens, "
+            f"{in_minutes(several * each)} or more for one each"
+        )
+        if self.seconds is None:
+            return f"{plan}, {count} each"
+        affordable = max(1, min(count, int(self.seconds / several / max(each, 1e-9))))
+        plan = f"{plan}; at most {affordable} each in {in_minutes(self.seconds)}"
+        more = in_minutes(several * count * each)
+        return plan if affordable == count else f"{plan}, all {count} in {more} or more"
 
     def _readings(self) -> dict[str, StudyReading]:
         most = max(self.contexts.values(), key=len)

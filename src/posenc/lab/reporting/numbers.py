@@ -30,6 +30,13 @@ def time_in_words(seconds: float | None) -> str:
     return f"{1e3 * seconds:,.1f} ms" if seconds < 1 else f"{seconds:,.1f} s"
 
 
+def in_minutes(seconds: float) -> str:
+    """``40 s``, ``12 min``, ``1.5 h``: a duration in what people wait in."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def count_in_words(count: float | None) -> str:
     """``147 k``: three digits are enough to compare by; a dash for None."""
     if count is None:
