@@ -116,10 +116,10 @@ class TransformerXL(ScoreTerm):
             ones = column.new_ones(1, q.shape[1], q.shape[2], 1)
             factors = self._factors(scale * (q + w.to(q).unsqueeze(1)), grid)
             return LowRank(*factors), LowRank(ones, column.unsqueeze(-1))
-        # w's products are a table, and the queries stay as they are. In half precision products
-        # are of float32: rounded rows would change a logit of 30 by 0.1.
+        # w's products are a table, and the queries stay as they are. In half precision rows are
+        # in float32: rounded ones would change a logit of 30 by 0.1.
         rows, table = self._rows(grid, q.new_empty(0, dtype=wide), scale)
-        left = TokenTableProduct(q.to(wide), rows)
+        left = TokenTableProduct(q, rows)
         return (BucketedTerms(_bucket(grid, rows), table=table, left=left, column=column),)
 
     def _rows(

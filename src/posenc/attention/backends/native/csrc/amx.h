@@ -141,6 +141,16 @@ __attribute__((always_inline)) inline vec power_of_two(vec x) {
   const __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126), _CMP_NLT_UQ);
   return (vec)_mm512_maskz_scalef_ps(normal, (__m512)p, (__m512)x);
 }
+// Whether bfloat16 holds all of n numbers.
+inline bool fits_bf16(const real* x, index n) {
+  uint32_t digits = 0;
+  for (index t = 0; t < n; ++t) {
+    uint32_t bits;
+    std::memcpy(&bits, x + t, 4);
+    digits |= bits & 0xffff;
+  }
+  return !digits;
+}
 // False where a lane is above, or NaN.
 inline bool all_below(vec x, real most) {
   return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(most), _CMP_NLE_UQ) == 0;
@@ -158,6 +168,7 @@ inline void store_bf16_pairs(const uint16_t*, const uint16_t*, uint32_t*, uint32
 inline vec load_bf16(const uint16_t*) { return vec{}; }
 inline vec power_of_two(vec x) { return x; }
 inline bool all_below(vec, real) { return true; }
+inline bool fits_bf16(const real*, index) { return true; }
 #endif
 inline void store_bf16_row(const real* from, index n, uint16_t* to) {
   for (index t = 0; t < n; t += VL) store_bf16(load(from + t), to + t);
@@ -184,13 +195,14 @@ class HeadTokens {
     return {to, width};
   }
   // Right factor [features, tokens]: 16 tokens' pairs of features are numbers of 32 bits, transposed.
-  VnniStrips columns(Scratch& scratch) const {
+  // remainder: of what rounding to bfloat16 leaves of the tokens, itself rounded, in place of these.
+  VnniStrips columns(Scratch& scratch, bool remainder = false) const {
     const index ld = round_up(features_, AMX_DEPTH) / 2 * AMX_TILE;
     uint32_t* to = scratch_of<uint32_t>(scratch, round_up(count_, PANEL) / AMX_TILE * ld);
     alignas(64) uint16_t copies[AMX_TILE][AMX_DEPTH];
     for (index t = 0; t < round_up(count_, PANEL); t += AMX_TILE)
       for (index d = 0; d < features_; d += AMX_DEPTH) {
-        for (index l = 0; l < AMX_TILE; ++l) read(t + l, d, copies[l]);
+        for (index l = 0; l < AMX_TILE; ++l) read(t + l, d, copies[l], remainder);
         vec block[VL];
         for (index l = 0; l < VL; ++l) block[l] = load(reinterpret_cast<const real*>(copies[l]));
         transpose(block);
@@ -220,8 +232,8 @@ class HeadTokens {
     read(t, d, copy);
     return copy;
   }
-  // to[AMX_DEPTH] = features of token t from d on; zero beyond the last of either.
-  void read(index t, index d, uint16_t* to) const {
+  // to[AMX_DEPTH] = features of token t from d on, or their remainders; zero beyond the last of either.
+  void read(index t, index d, uint16_t* to, bool remainder = false) const {
     if (t >= count_) return void(std::fill_n(to, AMX_DEPTH, uint16_t(0)));
     const char* from = from_ + (t * x_.token + d) * (x_.type == REAL ? index(sizeof(real)) : 2);
     if (x_.type == BFLOAT16 && d + AMX_DEPTH <= features_) {
@@ -233,6 +245,10 @@ class HeadTokens {
     alignas(64) real wide[AMX_DEPTH];
     read_row(x_, from, by_, std::min(AMX_DEPTH, features_ - d), AMX_DEPTH, wide);
     store_bf16_row(wide, AMX_DEPTH, to);
+    for (index c = 0; remainder && c < AMX_DEPTH; c += VL) {
+      const vec rest = load(wide + c) - load_bf16(to + c);
+      store_bf16(rest - rest == 0 ? rest : vec{}, to + c);  // none of infinities
+    }
   }
   const Tokens& x_;
   const char* from_;

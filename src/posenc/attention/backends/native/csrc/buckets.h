@@ -115,6 +115,8 @@ class BucketRows {
       const Tokens x{reinterpret_cast<char*>(const_cast<real*>(rows)), REAL, 0, 0, features};
       const HeadTokens tokens(x, 0, 0, 0, buckets, features);
       strips_ = tokens.columns(strips_scratch_);
+      remainders_ = {};
+      if (!fits_bf16(rows, buckets * features)) remainders_ = tokens.columns(remainders_scratch_, true);
       if (gradient) pairs_ = tokens.pairs(pairs_scratch_);
       return;
     }
@@ -126,6 +128,10 @@ class BucketRows {
   bool use_amx() const { return use_amx_; }
   // Right factors [features, buckets] from bucket n on, a multiple of VL, as far as its panel goes.
   VnniStrips strips(index n) const { return strips_.at(0, n); }
+  // The same of what rounding leaves of rows that bfloat16 does not hold: the sum of both products is as exact
+  // as one of rows with 16 bits, and logits may be large.
+  bool has_remainders() const { return remainders_.data; }
+  VnniStrips remainders(index n) const { return remainders_.at(0, n); }
   // Right factor [buckets, features] from bucket n on, a multiple of PANEL.
   VnniStrips pairs(index n) const { return pairs_.at(n, 0); }
   const real* columns(index n) const { return panels_ + n / PANEL * features_ * PANEL + n % PANEL; }
@@ -139,8 +145,8 @@ class BucketRows {
   index buckets() const { return buckets_; }
 
  private:
-  Scratch rows_scratch_, panels_scratch_, pairs_scratch_, strips_scratch_;
-  VnniStrips strips_, pairs_;
+  Scratch rows_scratch_, panels_scratch_, pairs_scratch_, strips_scratch_, remainders_scratch_;
+  VnniStrips strips_, remainders_, pairs_;
   const real *rows_ = nullptr, *copy_ = nullptr, *panels_ = nullptr;
   index buckets_ = 0, features_ = 0, width_ = 0, copied_ = 0;  // rows from copied_ on are a copy
   bool use_amx_ = false;
@@ -195,12 +201,13 @@ class BucketTile {
     move(block, range);
     fill_missing(block, range, [&](Range tokens, index n, index count) {
       real* to = row(tokens.begin) + n;
-      if (rows.use_amx())
-        amx_gemm(round_up(tokens.size(), AMX_TILE), count, x.bf16.ld, x.bf16.at(tokens.begin), rows.strips(n), to,
-                  ld_, false);
-      else
-        gemm(tokens.size(), count, rows.features(), {x.rows.at(tokens.begin), x.rows.ld, 1}, rows.columns(n), PANEL,
-             to, ld_, false);
+      if (!rows.use_amx())
+        return gemm(tokens.size(), count, rows.features(), {x.rows.at(tokens.begin), x.rows.ld, 1}, rows.columns(n),
+                    PANEL, to, ld_, false);
+      const index padded = round_up(tokens.size(), AMX_TILE);
+      const Bf16Rows from = x.bf16.at(tokens.begin);
+      amx_gemm(padded, count, from.ld, from, rows.strips(n), to, ld_, false);
+      if (rows.has_remainders()) amx_gemm(padded, count, from.ld, from, rows.remainders(n), to, ld_, true);
     });
   }
   // Fill a block with zeros for the buckets `range`, where it is not filled yet.

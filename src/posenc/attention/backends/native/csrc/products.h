@@ -13,7 +13,7 @@ inline bool keeps_panels(const Problem& x) {
 inline bool can_use_amx(const Problem& x) {
   for (const Tokens* tokens : {&x.q, &x.k, &x.v})
     if (tokens->type != BFLOAT16) return false;
-  // Tokens given in float32 ask for products in float32, whose rows would be rounded.
+  // Tokens given in float32 ask for products in float32; of rows alone, BucketRows keeps what rounding leaves.
   for (const Operand* tokens : {&x.terms.left, &x.terms.right})
     if (*tokens && tokens->value.type != BFLOAT16) return false;
   return x.pairs.kind != BLOCKS && keeps_panels(x) && has_amx();
