@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from posenc.encoding.prepared import Copies, are_known
 from posenc.errors import ArgumentError
 from posenc.registry import ENCODINGS
 from posenc.testing import Subject
+from tests.testing.tolerances import distance
 
 pytestmark = [
     pytest.mark.skipif(missing() is not None, reason="needs the compiled kernels"),
@@ -180,6 +182,28 @@ def test_parameters_get_their_gradients_after_calls_without(name: str) -> None:
     for gradient, other in zip(wanted, expected, strict=True):
         assert other.abs().max() > 1e-2
         torch.testing.assert_close(gradient, other, atol=1e-4, rtol=1e-3)
+
+
+def test_positions_get_their_gradients_after_calls_without() -> None:
+    encoding, arguments = make("rope"), given()
+    positions = arguments["grid"].query.positions
+    with torch.no_grad():
+        for _ in range(3):
+            call(encoding, arguments)
+    positions.requires_grad_()
+    outputs = (call(encoding, arguments, backend=backend) for backend in ("auto", "reference"))
+    gradients = [torch.autograd.grad(x.sin().sum(), positions)[0] for x in outputs]
+    assert gradients[1].abs().max() > 1e-2
+    torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_weights_are_dropped_after_calls_without() -> None:
+    encoding, arguments = make("alibi"), given()
+    outputs = [call(encoding, arguments) for _ in range(3)][:1]
+    outputs += [call(encoding, arguments, dropout=0.5) for _ in range(3)]
+    for one, other in combinations(outputs, 2):
+        assert distance(one, other) > 1e-2
 
 
 WRONG: dict[str, Callable[[Given], Given]] = {

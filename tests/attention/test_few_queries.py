@@ -16,8 +16,10 @@ from posenc.attention.backends.common import fused
 from posenc.attention.call import Call
 from posenc.attention.decoding import attend_last
 from posenc.attention.dispatch import BACKENDS, query_kernel
-from posenc.encoding import BucketedTerms, ScoreTerm
+from posenc.attention.problem.lowering import GivenTerms, GivenValues
+from posenc.encoding import BucketedTerms, ScoreTerm, TokenTableProduct
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
+from posenc.encodings.common.buckets import clipped_bucket
 from posenc.extension import extend
 from tests.attention.comparing import built
 
@@ -167,6 +169,24 @@ def test_rows_of_a_batch_are_behind_pasts_of_other_lengths(name: str) -> None:
     grid = Grid(query, Layout.padded([600, 530, 4]), causal=True)
     given = [torch.cat([x, x[:1]]) for x in tensors(1, 600, 2)]
     check(given, grid, name, given)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_rows_by_head_beside_shared_keys(groups: int) -> None:
+    given = tensors(3, 70, groups)
+    rows, values = torch.randn(2, 8, 9, 16, dtype=torch.float64)
+    bucket = partial(clipped_bucket, limit=4)
+    encoding = Encoding(
+        score=GivenTerms(BucketedTerms(bucket, left=TokenTableProduct(given[0], rows))),
+        value=GivenValues(BucketedTerms(bucket, value=values)),
+    )
+    layout = Layout.sequence(70)
+    grid = Grid(layout.slice(60, 63), layout, causal=True)
+    found, expected = (
+        attend(*given, grid, encoding, backend=backend)  # type: ignore[misc]
+        for backend in ("native", "reference")
+    )
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
 
 
 def test_values_of_another_width_and_operands_as_models_have_them() -> None:

@@ -132,3 +132,12 @@ def test_keys_without_weight_and_far_ones_that_outweigh_their_sums(
     got = _results(inputs, grid, slopes, "native", dtype)
     bound = {torch.float64: 1e-9, torch.float32: 3e-5, torch.bfloat16: 0.04}[dtype]
     agree(got, expected, bound)
+
+
+def test_a_key_of_nan_has_its_effect_at_any_distance() -> None:
+    """Nothing outweighs its products."""
+    slopes, grid = [0.5], Grid.of(Layout.sequence(600), causal=True)
+    inputs = _inputs(600, 600, slopes)
+    inputs[1][:, :, 0] = torch.nan
+    output, *_ = _results(inputs, grid, slopes, "native", torch.float32)
+    assert output.isnan().all()

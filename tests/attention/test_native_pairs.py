@@ -76,6 +76,12 @@ def test_networks_of_any_number_of_heads(count: int) -> None:
     compare(inputs, last(70, 70), encoding, tolerance=1e-6)
 
 
+def test_rows_of_a_batch_are_measured_by_their_queries_positions() -> None:
+    encoding = posenc.create("fire", heads=HEADS, threshold=3.0)
+    layout = Layout.padded([70, 9, 40], side="left")
+    compare(draw(70, 70, rows=3), Grid.of(layout, causal=True), encoding)
+
+
 @pytest.mark.parametrize("layer", ["input", "output"])
 @pytest.mark.parametrize("name", ["fire", "dape"])
 def test_adapted_layers_are_called(name: str, layer: str) -> None:

@@ -101,6 +101,15 @@ def test_every_term(
     compare(grid, encoding, tensors, *sizes)
 
 
+@pytest.mark.parametrize("clip", range(64, 80))
+def test_every_alignment_of_buckets_to_vectors(clip: int) -> None:
+    """The last bucket of a panel of keys may be the first of a vector."""
+    torch.manual_seed(0)
+    grid = Grid.of(Layout.sequence(130))
+    encoding, tensors = terms(1, 1, grid, clip, WIDTH, values=True)
+    compare(grid, encoding, tensors, 1, 1, 1)
+
+
 def batch_of(*layouts: Layout) -> Layout:
     """A batch of packed rows."""
     fields = ((x.positions, x.order, x.document) for x in layouts)

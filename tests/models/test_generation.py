@@ -75,6 +75,8 @@ def test_top_k_and_top_p_cut_off_the_rest() -> None:
     assert Sample(top_k=2).distribution(logits)[0].gt(0).tolist() == [True, True, False, False]
     for p, kept in ((0.4, 1), (0.5, 1), (0.6, 2), (0.75, 2), (0.8, 3), (1.0, 4)):
         assert int(Sample(top_p=p).distribution(logits).gt(0).sum()) == kept, p
+    both = Sample(top_k=2, top_p=0.6)  # the first has 2/3 of two
+    assert int(both.distribution(logits).gt(0).sum()) == 1
     torch.testing.assert_close(
         Sample(top_k=2).distribution(logits)[0, :2], torch.tensor([2 / 3, 1 / 3])
     )

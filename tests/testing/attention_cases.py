@@ -76,8 +76,8 @@ FAR = (2**31 - 100, 2**31 - 1, 2**32, 2**40)
 UNBOUNDED = ("alibi", "dape", "dynamic_bias")
 """Encodings whose logits are as large as the distance: far apart, they are all rounding."""
 
-ORDERS = ("permuted", "tied", "stepped", "moved")
-"""Orders that are not positions."""
+ORDERS = ("permuted", "tied", "stepped", "moved", "moved", "moved")
+"""Orders that are not positions; by those of one side ``moved`` tokens stay one step apart."""
 
 INTERVALS = ("chunks", "blocks", "free")
 """Ways to make intervals of keys."""
@@ -139,7 +139,7 @@ class Sizes:
     foreign: bool = True
     many: float = 0.06
     far: float = 0.15
-    orders: float = 0.1
+    orders: float = 0.25
     wide: float = 0.3
     images: float = 0.6
     wrong: float = 0.15

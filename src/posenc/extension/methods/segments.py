@@ -124,8 +124,7 @@ class Segments(nn.Module):
         inside = (places >= begins) & (places < begins + self.length)
         if self.combine == "mean":
             return inside / inside.sum(0, keepdim=True)
-        before = torch.where(begins == 0, count, places - begins)
-        after = torch.where(begins == starts[-1], count, begins + self.length - 1 - places)
+        before, after = places - begins, begins + self.length - 1 - places
         space = before if self.combine == "before" else torch.minimum(before, after)
         best = space.masked_fill(~inside, -1).argmax(0)
         return nn.functional.one_hot(best, len(starts)).T.float()
