@@ -126,9 +126,9 @@ def attend(
             (Gemma 2: 50).
         return_lse: also return the logarithm of each query's sum of exponentiated logits, by
             which outputs over parts of the keys are joined; dropout is not in it. It has gradients
-            as the output has. Backends return what their kernels compute anyway; only ``"fla"``,
-            and ``"sdpa"`` on devices other than the CPU and where it is compiled or under
-            ``torch.func``, take one more product of queries and keys.
+            as the output has. Backends return what their kernels compute anyway; only ``"sdpa"``,
+            on devices other than the CPU and where it is compiled or under ``torch.func``, takes
+            one more product of queries and keys.
 
     Returns:
         ``[B, H, Q, E]`` in ``v``'s dtype (the autocast dtype under autocast). A row that sees

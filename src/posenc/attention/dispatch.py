@@ -154,7 +154,7 @@ RULES = (
     Rule(
         "on an accelerator",
         lambda call: not call.on_cpu,
-        ("sdpa", "fla", "triton", "flex", "blockwise", "reference"),
+        ("sdpa", "triton", "flex", "blockwise", "reference"),
     ),
     # Rules that read sizes would fix them; other runtimes know no operators of ours.
     Rule("exporting", lambda call: is_exporting(), ("sdpa", "reference")),
