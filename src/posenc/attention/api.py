@@ -16,7 +16,6 @@ from posenc.attention.differentiation import differentiable_twice
 from posenc.attention.dispatch import (
     NAMED,
     choose,
-    describe_repeats,
     kind_of,
     prepare_repeated,
     prepared_attention,
@@ -254,7 +253,6 @@ def explain(
         how = choice.plan.description
         build = choice.backend.build()
         how += "" if build is None else f"; kernels: {build}"
-        how += describe_repeats(call) if choice.rule is not NAMED else ""
         return Explanation(choice.backend.name, how, choice.rule.name, refused)
 
 
