@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from jaxtyping import Float
@@ -49,6 +49,16 @@ class Explanation:
         return "\n".join(lines)
 
 
+class Options(TypedDict, total=False):
+    """Options of ``attend`` that do not change what it returns."""
+
+    backend: str | Backend
+    dropout: float
+    scale: float | None
+    sinks: Float[Tensor, " H"] | None
+    softcap: float | None
+
+
 @overload
 def attend(
     q: Float[Tensor, "B H Q D"],
@@ -57,12 +67,8 @@ def attend(
     grid: Grid,
     encoding: Encoding,
     *,
-    backend: str | Backend = "auto",
-    dropout: float = 0.0,
-    scale: float | None = None,
-    sinks: Float[Tensor, " H"] | None = None,
-    softcap: float | None = None,
     return_lse: Literal[False] = False,
+    **options: Unpack[Options],
 ) -> Float[Tensor, "B H Q E"]: ...
 
 
@@ -74,12 +80,8 @@ def attend(
     grid: Grid,
     encoding: Encoding,
     *,
-    backend: str | Backend = "auto",
-    dropout: float = 0.0,
-    scale: float | None = None,
-    sinks: Float[Tensor, " H"] | None = None,
-    softcap: float | None = None,
     return_lse: Literal[True],
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H Q"]]: ...
 
 
