@@ -6,7 +6,7 @@
 
 Steps: the environment; the trial of kernels that ``auto`` takes only after it; the tests marked
 ``gpu``; what the compiler makes of the kernels for this architecture; times and memory beside SDPA,
-FlexAttention and, where they are installed, flash-attn and fla; one long call.
+FlexAttention and, where it is installed, flash-attn; one long call.
 
 Each step has a share of the minutes, and what a step leaves is the next one's. Work is done in
 processes of its own: what fails or hangs is recorded with its reason, and the rest goes on. Both

@@ -37,10 +37,7 @@ DRY = "--dry-run" in sys.argv
 
 DEVICE = "cpu" if DRY else "cuda"
 
-PACKAGES = (
-    *("posenc", "torch", "triton", "flash-attn", "flash-linear-attention", "fla-core"),
-    *("transformers", "x-transformers"),
-)
+PACKAGES = (*("posenc", "torch", "triton", "flash-attn"), *("transformers", "x-transformers"))
 
 METHODS = (
     ("alibi", "shaw")
@@ -105,7 +102,7 @@ class FlashAttention(Contender):
 
 def contenders() -> dict[str, Contender]:
     """All that are measured beside plain SDPA, by name."""
-    ours = [Posenc(backend=name) for name in ("auto", "triton", "flex", "blockwise", "fla")]
+    ours = [Posenc(backend=name) for name in ("auto", "triton", "flex", "blockwise")]
     others = [FlashAttention()] if DRY else [Flex(), FlashAttention(), WrittenOut()]
     return {each.name: each for each in [*ours, *others]}
 
@@ -182,8 +179,8 @@ def tried(name: str) -> dict[str, Any]:
     unavailable = backend.unavailable(device)
     if unavailable is not None:
         return {"unavailable": unavailable.reason}
-    grids = (Grid.of(Layout.sequence(9), causal=True),) if DRY else trial.GRIDS
-    return {"difference": trial.difference(backend, device, grids=grids)}
+    grid = Grid.of(Layout.sequence(9), causal=True) if DRY else trial.GRID
+    return {"difference": trial.difference(backend, device, grid=grid)}
 
 
 def static(item: str) -> dict[str, Any]:
@@ -237,7 +234,7 @@ def _measured(job: Job) -> list[dict[str, Any]]:
 
 STEPS: dict[str, tuple[Callable[[], Any], Callable[[str], dict[str, Any]]]] = {
     "environment": (lambda: ["environment"], environment),
-    "trial": (lambda: ["fla", "triton", "flex"], tried),
+    "trial": (lambda: ["triton", "flex"], tried),
     "static": (lambda: list(_static_cases()), static),
     "times": (lambda: list(timed()), times),
     "long": (lambda: METHODS[:1] if DRY else ("rope", "alibi", "t5", "shaw"), long),

@@ -13,9 +13,6 @@ from posenc.encoding.entry import CONTEXT
 from posenc.lab.visualization.catalogue import SIZES, Sheet
 
 PLACES = {"cpu": "on the CPU", "cuda": "on CUDA"}
-OPTIONAL = ("fla",)
-"""Backends of other packages' kernels for a few methods: pages do not say what these are not."""
-
 USERS = Path(__file__).parents[2] / "docs" / "used_by.toml"
 """Models and libraries by encoding."""
 
@@ -68,8 +65,7 @@ what layers share is counted once.
 {" and ".join(f"`{name}`" for name in everywhere)} serve every method; *on the CPU* and
 *on CUDA* are the other backends that can serve it there, whatever machine made this page; a table
 that needs a gradient can go to fewer.
-`triton` and `flex` have kernels for CUDA only, and so has `fla`: flash-linear-attention's, where it
-is installed, for whole causal sequences of `forgetting`, `cable` and `path` in 16 bits.
+`triton` and `flex` have kernels for CUDA only.
 `posenc.explain` says which one `backend="auto"` takes for a call of yours, on your machine.
 
 {{.filtered}}
@@ -174,7 +170,7 @@ def refusals(told: Sheet) -> list[str]:
     places: dict[tuple[str, str], list[str]] = {}
     for device, reasons in told.refusals.items():
         for name, reason in reasons.items():
-            if name not in OPTIONAL and not reason.endswith(f"not on {device}"):
+            if not reason.endswith(f"not on {device}"):
                 places.setdefault((name, reason), []).append(PLACES[device])
     return [
         f"Not `{name}` {' or '.join(devices)}: {reason}."

@@ -94,7 +94,7 @@ def test_every_message_has_a_remedy() -> None:
 
 
 def test_unknown_backend_lists_the_known() -> None:
-    known = r"'sdpa'.*auto, blockwise, fla, flex, native, reference, sdpa"
+    known = r"'sdpa'.*auto, blockwise, flex, native, reference, sdpa"
     with pytest.raises(UnknownNameError, match=known):
         attend(**GOOD, encoding=Encoding(), backend="sdp")  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from posenc.attention import Attention, Cache, LayerCache, decoding, explain, module
+from posenc.attention import Attention, Cache, LayerCache, decoding, module
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm
 from posenc.encoding.tensors import Keys, Queries, Scores, StructuredTerms
 from posenc.grid import Grid
@@ -17,6 +17,7 @@ from posenc.layout import Layout
 from posenc.registry import create
 
 SERVED = ("nope", "rope", "alibi", "kerple", "sandwich", "t5", "shaw", "rope+alibi", "rope+t5")
+HALVES = ("rope@pairing=adjacent", "rope@fraction=0.5")
 LENGTH = 11
 
 
@@ -69,10 +70,11 @@ def forbid_attend(layer: Attention, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", SERVED + HALVES)
 def test_a_token_is_served_as_in_the_whole(
     name: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(decoding, "AHEAD", 4)  # rotations read of some tokens at once
     attention = layer(name, kv_heads=kv_heads).double()
     x = torch.randn(2, LENGTH, 32, dtype=torch.float64)
     with torch.no_grad():
@@ -149,49 +151,6 @@ def test_windows_documents_and_gradients_are_left_to_the_backends() -> None:
     last = attention(x[:, 4:5], Layout.sequence(1, 4), cache=cache)
     (gradient,) = torch.autograd.grad(last.sum(), attention.encoding.parameters())
     assert bool(gradient.any())
-
-
-@pytest.mark.parametrize(
-    ("name", "fused", "told"),
-    [
-        ("rope", True, "The cache keeps keys transformed (rotated once)."),
-        ("t5", True, "The cache keeps keys untransformed."),
-        ("shaw", True, "The cache keeps keys untransformed."),
-        ("deberta", False, "no fused query, because the encoding has terms that are not by offset"),
-        ("xpos", False, "no fused query, because the cached keys have yet to be transformed."),
-    ],
-)
-def test_explain_tells_the_path_of_one_more_token(name: str, fused: bool, told: str) -> None:
-    attention, cache = layer(name), LayerCache()
-    with torch.no_grad():
-        attention(torch.randn(2, LENGTH, 32), Layout.sequence(LENGTH), cache=cache)
-    assert cache.keys is not None
-    assert cache.values is not None
-    assert cache.layout is not None
-    last, q = Layout.sequence(1, LENGTH - 1), torch.randn(2, 4, 1, 8)
-    grid = Grid(last, cache.layout, causal=True)
-    call = (q, cache.keys, cache.values, grid, attention.encoding)
-    with torch.no_grad():
-        found = explain(*call, cache=cache)
-    assert (found.backend == "decoding") == fused
-    assert told in str(found)
-    assert not explain(*call).cached
-    assert "because gradients are enabled" in explain(*call, cache=cache).cached
-
-
-@pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize(
-    "name", ["rope", "rope+alibi", "rope@pairing=adjacent", "rope@fraction=0.5"]
-)
-def test_rotations_are_read_of_many_tokens_at_once(
-    name: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decoding, "AHEAD", 4)
-    attention = layer(name, kv_heads=kv_heads).double()
-    x = torch.randn(2, LENGTH, 32, dtype=torch.float64)
-    with torch.no_grad():
-        expected = attention(x, Layout.sequence(LENGTH))
-    torch.testing.assert_close(step_by_step(attention, x), expected)
 
 
 @torch.no_grad()

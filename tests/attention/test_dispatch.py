@@ -231,7 +231,12 @@ def test_few_logits_under_a_transform_go_by_definition() -> None:
 @pytest.mark.parametrize("device", ["cuda", "mps", "meta"])
 def test_constant_tables_on_accelerators_go_to_flex(device: str) -> None:
     learned = replace(TABLE, table=torch.zeros(1, 1, requires_grad=True))
-    for lowered, first in (((TABLE,), "flex"), ((learned,), "fla"), ((), "fla"), (None, "fla")):
+    for lowered, first in (
+        ((TABLE,), "flex"),
+        ((learned,), "triton"),
+        ((), "triton"),
+        (None, "triton"),
+    ):
         case_problem = problem(600, 600, lowered=lowered)
         rule, order = preference(torch.device(device), case_problem)
         assert rule.name.startswith("on an accelerator")

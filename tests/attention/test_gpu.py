@@ -5,7 +5,6 @@ With ``POSENC_TEST_DEVICE=cpu`` and ``TRITON_INTERPRET=1`` what needs no device 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -290,17 +289,6 @@ def test_flex_with_sinks_and_caps(softcap: float | None) -> None:
     sinks = torch.linspace(-1, 2, HEADS, device=DEVICE).requires_grad_()
     given = inputs(grid, dtype=torch.bfloat16)
     check(created("alibi"), grid, given, ("flex",), sinks=sinks, softcap=softcap)
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("fla") is None, reason="flash-linear-attention is not installed"
-)
-@pytest.mark.parametrize("name", ["forgetting", "cable", "path"])
-def test_kernels_of_flash_linear_attention(name: str) -> None:
-    layout, encoding = LAYOUTS["sequence"].to(DEVICE), created(name)
-    x = torch.randn(1, LENGTH, HEADS * WIDTH, device=DEVICE)
-    grid = Grid.of(encoding.observe(x, layout), causal=True)
-    check(encoding, grid, inputs(grid, dtype=torch.bfloat16), ("fla",))
 
 
 @pytest.mark.usefixtures("measured_tiles")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import Encoding, Grid, Layout, attend
+from posenc import Encoding, Grid, Layout
 from posenc.attention.problem.lowering import GivenTerms, GivenValues
 from posenc.encoding import BucketedTerms, LowRank, TokenTableProduct
 from tests.attention.comparing import built, results
@@ -173,68 +173,3 @@ def test_few_queries_anywhere_among_keys(name: str, first: int) -> None:
     encoding = posenc.create(name, heads=2)
     grid = Grid(Layout.sequence(3, start=first), Layout.sequence(600))
     compare(grid, encoding, [], 2, 2, 1)
-
-
-def masks(encoding: Encoding, grid: Grid, rows: int, count: int, dropout: float) -> Tensor:
-    """Factors of weights, a row a query, the same in the backward pass."""
-    keys = grid.key.length
-    q, k = (torch.zeros(rows, count, side.length, 8) for side in (grid.query, grid.key))
-    v = torch.eye(keys).expand(rows, count, -1, -1).clone().requires_grad_()
-    weights = attend(q, k, v, grid, encoding, backend="native").detach()
-    dropped = attend(q, k, v, grid, encoding, backend="native", dropout=dropout)
-    weight = torch.randn_like(dropped)
-    (gradient,) = torch.autograd.grad(dropped, v, weight)
-    torch.testing.assert_close(gradient, dropped.detach().mT @ weight)
-    return (dropped.detach() / weights).flatten(0, 2)
-
-
-@pytest.mark.parametrize("dropout", [0.1, 0.7])
-def test_dropout_keeps_its_share_of_all_weights(dropout: float) -> None:
-    torch.manual_seed(3)
-    grid, given = Grid(Layout.sequence(300), Layout.sequence(600)), (2, 3)
-    mask = masks(Encoding(), grid, *given, dropout)
-    kept = mask != 0
-    torch.testing.assert_close(mask[kept], torch.full((), 1 / (1 - dropout)).expand(kept.sum()))
-    deviation = (dropout * (1 - dropout) / kept.numel()) ** 0.5
-    assert abs(1 - kept.double().mean() - dropout) < 5 * deviation
-    assert (mask != masks(Encoding(), grid, *given, dropout)).any()
-    torch.manual_seed(3)
-    torch.testing.assert_close(mask, masks(Encoding(), grid, *given, dropout))
-
-
-def test_dropout_of_what_is_left_of_sticks() -> None:
-    grid = Grid.of(Layout.sequence(60), causal=True)
-    mask = masks(posenc.create("stick_breaking"), grid, 2, 3, 0.5)
-    assert 0.45 < (mask[:, 0] != 0).float().mean() < 0.55
-
-
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [*((name, 1) for name in ("t5", "fire", "shaw", "grape_additive")), ("dape", 4)],
-)
-def test_threads_add_to_gradients_of_their_own(
-    name: str, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bit for bit: sums that two threads shared would depend on their order."""
-    torch.manual_seed(7)
-    encoding = posenc.create(name, dim=16, heads=2, head_dim=8)
-    inputs, layout = [draw(rows, 2, 600, 8) for _ in range(3)], Layout.sequence(600)
-    found = []
-    for threads in (1, 3):  # of the kernels alone
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        grid = Grid.of(
-            encoding.observe(torch.ones(rows, 600, 16), layout), causal=encoding.causal_only
-        )
-        found.append(results(inputs, grid, encoding, "native"))
-    assert all(torch.equal(one, many) for one, many in zip(*found, strict=True))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_results_are_rounded_to_even(dtype: torch.dtype) -> None:
-    """Means of two values, half of which lie halfway between two numbers."""
-    torch.manual_seed(5)
-    q, k = (torch.zeros(1, 1, length, 8, dtype=dtype) for length in (40, 2))
-    v = torch.randn(1, 1, 2, 500).to(dtype)
-    grid = Grid(Layout.sequence(40), Layout.sequence(2))
-    got = attend(q, k, v, grid, Encoding(), backend="native")
-    assert torch.equal(got, v.float().mean(2, keepdim=True).to(dtype).expand_as(got))

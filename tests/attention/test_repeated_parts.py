@@ -32,17 +32,28 @@ def agree(encoding: Encoding, seed: int, grid: Grid = GRID) -> None:
     torch.testing.assert_close(output, expected, atol=3e-6, rtol=1e-5)
 
 
-class Moody(ScoreTerm):
-    """A table that depends on the queries."""
+class Sloped(ScoreTerm):
+    """The offset times a slope, by a table."""
+
+    def slope(self, q: Queries, grid: Grid) -> Tensor | float:
+        raise NotImplementedError
+
+    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+        offset = grid.offset[..., 0].unsqueeze(1)
+        return (self.slope(q, grid) * offset).expand(-1, q.shape[1], -1, -1)
+
+    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
+        table = self.slope(q, grid) * torch.arange(-99.0, 100.0).expand(q.shape[1], -1)
+        return (BucketedTerms(lambda offset: offset[..., 0].long() + 99, table=table),)
+
+
+class Moody(Sloped):
+    """Its slope depends on the queries."""
 
     __module__ = OWN
 
-    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        return q.mean() * grid.offset[..., 0].unsqueeze(1)
-
-    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        table = q.mean() * torch.arange(-99.0, 100.0).expand(q.shape[1], -1)
-        return (BucketedTerms(lambda offset: offset[..., 0].long() + 99, table=table),)
+    def slope(self, q: Queries, grid: Grid) -> Tensor:
+        return q.mean()
 
 
 class MoodyCurve(ScoreTerm):
@@ -74,19 +85,14 @@ class MoodyCurve(ScoreTerm):
         return DistanceFunction(torch.abs, factor, q.new_empty(0), slope, height)
 
 
-class MoodySignal(ScoreTerm):
-    """A table that depends on the layout's signals."""
+class MoodySignal(Sloped):
+    """Its slope depends on the layout's signals."""
 
     __module__ = OWN
 
-    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
+    def slope(self, q: Queries, grid: Grid) -> Tensor:
         assert grid.key.signal is not None
-        return grid.key.signal.mean() * grid.offset[..., 0].unsqueeze(1)
-
-    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        assert grid.key.signal is not None
-        table = grid.key.signal.mean() * torch.arange(-99.0, 100.0).expand(q.shape[1], -1)
-        return (BucketedTerms(lambda offset: offset[..., 0].long() + 99, table=table),)
+        return grid.key.signal.mean()
 
 
 @pytest.mark.parametrize(
@@ -112,8 +118,8 @@ class Settings:
     slope: float = 0.0
 
 
-class Adjustable(ScoreTerm):
-    """The distance times a slope in an object that can be changed."""
+class Adjustable(Sloped):
+    """Its slope is in an object that can be changed."""
 
     __module__ = OWN
 
@@ -121,13 +127,8 @@ class Adjustable(ScoreTerm):
         super().__init__()
         self.settings = Settings()
 
-    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        distance = grid.offset[..., 0].abs().unsqueeze(1)
-        return (self.settings.slope * distance).expand(-1, q.shape[1], -1, -1)
-
-    def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms | None:
-        table = self.settings.slope * torch.arange(-99.0, 100.0).abs().expand(q.shape[1], -1)
-        return (BucketedTerms(lambda offset: offset[..., 0].long() + 99, table=table),)
+    def slope(self, q: Queries, grid: Grid) -> float:
+        return self.settings.slope
 
 
 def test_settings_that_can_be_changed_in_place_are_read_by_each_call() -> None:

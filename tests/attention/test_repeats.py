@@ -225,22 +225,6 @@ def test_an_encoding_owns_what_its_calls_prepare(entered: Prepared, planned: lis
     assert len(planned) == 2
 
 
-@pytest.mark.parametrize("slow", [False, True])
-def test_explain_says_that_calls_are_repeated(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "slow_mkl", lambda: slow)
-    q, k, v = tensors()
-    with torch.no_grad():
-        assert "prepared once" in str(posenc.explain(q, k, v, grid(), make("shaw")))
-        assert "prepared once" not in str(posenc.explain(q, k, v, grid(), make("cope")))
-        many = (*tensors(140), grid(140))
-        # Where PyTorch's products are slow, the kernels compute the first such call too.
-        rope = posenc.explain(*many, make("rope"))
-        assert rope.backend == ("native" if slow else "sdpa")
-        assert ("prepared once" in str(rope)) == (not slow)
-        assert "prepared once" not in str(posenc.explain(*many, make("alibi")))
-    assert "prepared once" not in str(posenc.explain(q, k, v, grid(), make("shaw")))
-
-
 def test_a_layer_repeats_its_attention(planned: list[None]) -> None:
     layer = posenc.Attention(dim=32, heads=4, encoding=make("rope"), causal=True).eval()
     x = torch.randn(2, 16, 32)

@@ -58,47 +58,41 @@ def test_right_backends_pass(name: str) -> None:
         assert trial.difference(backend, CPU) == ""
 
 
-class Partial(Backend):
-    """Numbers a key and reflections by compiled kernels, which may be given too few keys' worth."""
+class WithoutValues(Backend):
+    """Another backend without a value part, which may leave out the score part."""
 
-    name = "partial"
+    name = "without-values"
 
-    def __init__(self, *, wrong: bool) -> None:
-        self.wrong, self.seen = wrong, 0
+    def __init__(self, name: str = "reference", *, wrong: bool = False) -> None:
+        self.backend, self.wrong, self.seen = BACKENDS[name], wrong, 0
 
     def plan(self, problem: Problem) -> Plan | Refusal:
         if problem.encoding.value is not None:
             return Refusal("it has no place for a value part")
         self.seen += 1
-        if self.wrong and problem.lowered is None:
+        if self.wrong:
             problem = replace(problem, encoding=Encoding(), lowered=())
-        return BACKENDS["reference"].plan(problem)
+        return self.backend.plan(problem)
 
 
-def test_backends_without_the_whole_formula_are_tried_with_its_parts() -> None:
-    right, wrong = Partial(wrong=False), Partial(wrong=True)
-    assert trial.difference(right, CPU) == ""
-    assert right.seen == 6
-    assert "its output" in trial.difference(wrong, CPU)
+@pytest.mark.parametrize("name", ["reference", "blockwise", "native"])
+def test_backends_without_a_value_part_are_tried_without_one(name: str) -> None:
+    right = WithoutValues(name)
+    if right.backend.unavailable(CPU) is None:
+        assert trial.difference(right, CPU) == ""
+        assert right.seen == 2
+        assert "its output" in trial.difference(WithoutValues(name, wrong=True), CPU)
 
 
 def test_tile_sizes_are_measured_where_the_first_do_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    backend, large = Partial(wrong=False), Damaged("failing")
+    backend, large = WithoutValues(), Damaged("failing")
     monkeypatch.setattr(backend, "untuned", lambda: large)
-    monkeypatch.setattr(trial, "FULL_FORMULA", trial.PARTS[:1])
-    grids = [Grid.of(Layout.sequence(9), causal=True)]
-    assert trial.difference(backend, CPU, grids=grids) == ""
-    assert backend.seen == large.runs == 2
-
-
-@pytest.mark.parametrize("name", ["blockwise", "native"])
-def test_parts_of_the_formula(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = BACKENDS[name]
-    monkeypatch.setattr(trial, "FULL_FORMULA", trial.PARTS)
-    if backend.unavailable(CPU) is None:
-        assert trial.difference(backend, CPU, grids=trial.GRIDS[:1]) == ""
+    grid = Grid.of(Layout.sequence(9), causal=True)
+    assert trial.difference(backend, CPU, grid=grid) == ""
+    assert backend.seen == 2
+    assert large.runs == 4
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_trial_of_a_device(kernels: str) -> None:
     found = trial.difference(
         BACKENDS["triton"],
         torch.device("cpu"),
-        grids=[sequence(20, causal=True)],
+        grid=sequence(20, causal=True),
         dtypes=(torch.float32,),
         kernels=kernels,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from posenc import create
 from posenc.errors import ArgumentError, CheckpointError
 from posenc.extension import Found, NotApplicable, SearchSettings, extend, search_factors
+from posenc.lab.evaluation.progress import StoredLosses
 
 ROPE = create("rope", head_dim=16)
 BEST = (1.0, 1.0, 1.2, 1.8, 2.5, 3.1, 3.9, 4.4)
@@ -60,35 +60,20 @@ def test_all_individuals_are_in_order_and_in_bounds() -> None:
         assert all(abs(100 * f - round(100 * f)) < 1e-6 for f in each)
 
 
-class Stopped(Exception):
-    pass
-
-
-@pytest.mark.parametrize("after", [1, 7, 8, 9, 21])
-def test_a_stopped_search_ends_as_one_that_was_not(tmp_path: Path, after: int) -> None:
-    state = tmp_path / "deeper" / "search.json"
-
-    def stop(found: Found) -> None:
-        if found.tried == after:
-            raise Stopped
-
-    with pytest.raises(Stopped):
-        run(state=state, progress=stop)
-    measured: list[Any] = []
+@pytest.mark.parametrize("after", [1, 7, 21])
+def test_a_search_with_stored_losses_goes_on(tmp_path: Path, after: int) -> None:
+    state, measured = tmp_path / "deeper" / "search.json", []
+    first = run(loss=StoredLosses(state, bowl, factor=4), budget=after)
+    assert run(loss=StoredLosses(state, bowl, factor=4), budget=1).tried == 1
 
     def loss(factors: tuple[float, ...]) -> float:
         measured.append(factors)
         return bowl(factors)
 
-    assert run(state=state, loss=loss) == run()
+    again = run(loss=StoredLosses(state, loss, factor=4))
+    assert again == run()
+    assert again.best.loss <= first.best.loss
     assert len(measured) == 60 - after + 1, "the first is measured again, to know the model"
-
-
-def test_a_larger_budget_goes_on(tmp_path: Path) -> None:
-    state = tmp_path / "search.json"
-    first = run(state=state, budget=20)
-    assert run(state=state, budget=10).best == first.best
-    assert run(state=state, budget=60) == run(budget=60)
 
 
 def test_progress_is_told_of_every_measurement() -> None:
@@ -104,9 +89,9 @@ def test_what_is_no_number_is_never_best(tmp_path: Path) -> None:
         return math.nan if factors[-1] > 3 else bowl(factors)
 
     state = tmp_path / "search.json"
-    found = run(loss=loss, state=state)
+    found = run(loss=StoredLosses(state, loss, factor=4))
     assert found.formulas["interpolate"].loss == math.inf
-    assert found == run(loss=loss, state=state)
+    assert found == run(loss=StoredLosses(state, loss, factor=4)) == run(loss=loss)
 
 
 def test_seeds_differ() -> None:
@@ -116,34 +101,22 @@ def test_seeds_differ() -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "invalid JSON"), ("[]", "state of a search"), ('{"plan": 1}', "same plan")],
+    [
+        ("{", "invalid JSON"),
+        ("[]", "the losses of a search"),
+        ('{"factors": [[1]], "losses": [], "factor": 4}', "the losses of a search"),
+        ('{"factors": [[1]], "losses": [2], "factor": 8}', "of the same factor"),
+        ('{"factors": [[1]], "losses": [2], "factor": 4}', "same model and text"),
+    ],
 )
-def test_a_damaged_state_is_refused(tmp_path: Path, content: str, message: str) -> None:
+def test_losses_that_are_damaged_or_of_another_search(
+    tmp_path: Path, content: str, message: str
+) -> None:
     state = tmp_path / "search.json"
     state.write_text(content)
     with pytest.raises(CheckpointError, match=message):
-        run(state=state)
+        StoredLosses(state, lambda factors: 3.0, factor=4)
     assert state.read_text() == content
-
-
-def test_the_state_of_another_search_is_refused(tmp_path: Path) -> None:
-    state = tmp_path / "search.json"
-    run(state=state, budget=3)
-    with pytest.raises(CheckpointError, match="same factor"):
-        run(state=state, factor=8)
-    with pytest.raises(CheckpointError, match="same plan"):
-        run(state=state, plan=SearchSettings())
-    assert len(json.loads(state.read_text())["losses"]) == 3
-
-
-def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
-    state = tmp_path / "search.json"
-    run(state=state, budget=3)
-    with pytest.raises(CheckpointError, match="same model and text"):
-        run(state=state, loss=lambda factors: bowl(factors) + 0.1)
-    with pytest.raises(CheckpointError, match="first loss is inf"):
-        run(state=state, loss=lambda factors: math.nan)
-    assert len(json.loads(state.read_text())["losses"]) == 3
 
 
 def test_one_pair() -> None:

@@ -20,6 +20,7 @@ from posenc.extension import search_factors
 from posenc.lab.codec import to_plain
 from posenc.lab.evaluation.checkpoint import as_llama
 from posenc.lab.evaluation.images import ImageSource
+from posenc.lab.evaluation.progress import StoredLosses
 from posenc.lab.evaluation.texts import read_tokenizer
 from posenc.lab.experiments.corpus import read_text
 from posenc.lab.experiments.jobs import Outcome
@@ -148,7 +149,8 @@ def _search(folder: Path) -> Target:
     rope = posenc.create("rope", head_dim=8)
 
     def search(at: Path, budget: int = 6) -> None:
-        search_factors(rope, sum, factor=4, length=64, budget=budget, state=at / "state.json")
+        losses = StoredLosses(at / "state.json", sum, factor=4, length=64)
+        search_factors(rope, losses, factor=4, length=64, budget=budget)
 
     search(folder)
     return Target("search", folder, search)

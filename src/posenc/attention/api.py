@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from jaxtyping import Float
@@ -11,14 +11,11 @@ from torch import Tensor
 
 from posenc.arguments import check
 from posenc.attention.backends.common.base import Backend, Result
-from posenc.attention.cache import LayerCache
 from posenc.attention.call import Call, require_layouts, require_softmax, validate
-from posenc.attention.decoding import refusal_of_last
 from posenc.attention.differentiation import differentiable_twice
 from posenc.attention.dispatch import (
     NAMED,
     choose,
-    describe_repeats,
     kind_of,
     prepare_repeated,
     prepared_attention,
@@ -39,21 +36,27 @@ class Explanation:
         how: how it computes the call, in a sentence.
         rule: the rule that set the order in which backends were tried.
         refusals: reasons of the backends that cannot; of all of them under ``"auto"``.
-        cached: how the past is kept, and whether its last token attends by one fused query; empty
-            without a cache.
     """
 
     backend: str
     how: str
     rule: str
     refusals: dict[str, str]
-    cached: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self.backend} ({self.rule}): {self.how}."]
-        lines += [f"{self.cached}."] if self.cached else []
         lines += [f"Not {name}, because {reason}." for name, reason in self.refusals.items()]
         return "\n".join(lines)
+
+
+class Options(TypedDict, total=False):
+    """Options of ``attend`` that do not change what it returns."""
+
+    backend: str | Backend
+    dropout: float
+    scale: float | None
+    sinks: Float[Tensor, " H"] | None
+    softcap: float | None
 
 
 @overload
@@ -64,12 +67,8 @@ def attend(
     grid: Grid,
     encoding: Encoding,
     *,
-    backend: str | Backend = "auto",
-    dropout: float = 0.0,
-    scale: float | None = None,
-    sinks: Float[Tensor, " H"] | None = None,
-    softcap: float | None = None,
     return_lse: Literal[False] = False,
+    **options: Unpack[Options],
 ) -> Float[Tensor, "B H Q E"]: ...
 
 
@@ -81,12 +80,8 @@ def attend(
     grid: Grid,
     encoding: Encoding,
     *,
-    backend: str | Backend = "auto",
-    dropout: float = 0.0,
-    scale: float | None = None,
-    sinks: Float[Tensor, " H"] | None = None,
-    softcap: float | None = None,
     return_lse: Literal[True],
+    **options: Unpack[Options],
 ) -> tuple[Float[Tensor, "B H Q E"], Float[Tensor, "B H Q"]]: ...
 
 
@@ -126,9 +121,9 @@ def attend(
             (Gemma 2: 50).
         return_lse: also return the logarithm of each query's sum of exponentiated logits, by
             which outputs over parts of the keys are joined; dropout is not in it. It has gradients
-            as the output has. Backends return what their kernels compute anyway; only ``"fla"``,
-            and ``"sdpa"`` on devices other than the CPU and where it is compiled or under
-            ``torch.func``, take one more product of queries and keys.
+            as the output has. Backends return what their kernels compute anyway; only ``"sdpa"``,
+            on devices other than the CPU and where it is compiled or under ``torch.func``, takes
+            one more product of queries and keys.
 
     Returns:
         ``[B, H, Q, E]`` in ``v``'s dtype (the autocast dtype under autocast). A row that sees
@@ -243,34 +238,15 @@ def explain(
     scale: float | None = None,
     sinks: Float[Tensor, " H"] | None = None,
     softcap: float | None = None,
-    cache: LayerCache | None = None,
 ) -> Explanation:
     """Explain which backend ``attend`` takes for the same arguments. Computes no attention.
 
     Args: as ``attend``.
-        cache: that k, v and their layout are the content of, in a layer that decodes with it: one
-            more token may attend without ``attend``. Keys that it keeps transformed are taken so.
 
     Raises: as ``attend``.
     """
-    check("cache", LayerCache | None, cache, None)
-    form = "untransformed"
-    if cache is not None and cache.transformed:
-        scale = encoding.default_scale(q.shape[-1]) if scale is None else scale
-        encoding, form = cache.without_transform(encoding), "transformed (rotated once)"
     call = Call(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
     validate(call)
-    cached = ""
-    if cache is not None:
-        by_name = not isinstance(backend, str) or backend != "auto"
-        reason = "a backend was asked for by name" if by_name else None
-        reason = "weights are dropped" if dropout else reason
-        reason = reason or refusal_of_last(call)
-        cached = f"The cache keeps keys {form}"
-        if reason is None:
-            how = "one fused query over the cached keys, terms by offset read once for many tokens"
-            return Explanation("decoding", how, "one more token", {}, cached)
-        cached += f"; no fused query, because {reason}"
     call = call.autocast()
     with without_autocast(q.device):
         call = call.without_hidden().without_padding()
@@ -279,8 +255,7 @@ def explain(
         how = choice.plan.description
         build = choice.backend.build()
         how += "" if build is None else f"; kernels: {build}"
-        how += describe_repeats(call) if choice.rule is not NAMED else ""
-        return Explanation(choice.backend.name, how, choice.rule.name, refused, cached)
+        return Explanation(choice.backend.name, how, choice.rule.name, refused)
 
 
 def _empty_result(call: Call) -> tuple[Tensor, Tensor]:

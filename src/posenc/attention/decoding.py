@@ -67,7 +67,7 @@ def attend_last(call: Call) -> Float[Tensor, "B H 1 E"] | None:
     q, k, v, sinks, softcap = call.q, call.k, call.v, call.sinks, call.softcap
     plain, scale = sinks is None and softcap is None, call.logit_scale()
     terms = _served(call)
-    if isinstance(terms, str):
+    if terms is None:
         return None
     begin = _size(call) - k.shape[2]
     bias = None if terms.bias is None else terms.bias[:, begin:].unsqueeze(1)  # [h, 1, K]
@@ -97,46 +97,25 @@ def attend_last(call: Call) -> Float[Tensor, "B H 1 E"] | None:
     return output
 
 
-def refusal_of_last(call: Call) -> str | None:
-    """Reason for which ``attend_last`` returns None, to end a sentence; None if it serves."""
-    terms, dtype = _served(call), call.q.dtype
-    if isinstance(terms, str):
-        return terms
-    plain = call.sinks is None and call.softcap is None
-    by_products = terms.values or query_kernel(call.q, call.k, call.v, plain=plain) is None
-    if dtype.itemsize == 2 and not plain and by_products:
-        return f"logits would be rounded to {dtype} before the cap or beside the sinks"
-    if terms.buckets and _read_query(terms, call, _size(call) - call.k.shape[2]) is None:
-        return "the encoding numbers its buckets anew in every call"
-    return None
-
-
-def _served(call: Call) -> PastTerms | str:
-    """The terms of a call that ``attend_last`` serves, or the reason why it does not."""
+def _served(call: Call) -> PastTerms | None:
+    """The terms of a call that ``attend_last`` serves; None for others."""
     q, grid, encoding, keys = call.q, call.grid, call.encoding, call.k.shape[2]
-    if q.shape[2] != 1 or keys == 1:
-        return "the call is not one token after others"
-    if q.device.type != "cpu":
-        return "the tensors are not on a CPU"
-    if torch.is_grad_enabled():
-        return "gradients are enabled"
+    if q.shape[2] != 1 or keys == 1 or q.device.type != "cpu" or torch.is_grad_enabled():
+        return None
     if torch.compiler.is_compiling() or is_transformed() or torch.is_autocast_enabled("cpu"):
-        return "the call is compiled, transformed or under autocast"
-    if encoding.query_key is not None:
-        return "the cached keys have yet to be transformed"
-    if 1 - grid.band[0] < keys:
-        return "a window hides some of the past"
-    if not _ends_with(grid.key, grid.query):
-        return "the past and the token are not one plain sequence"
+        return None
+    if encoding.query_key is not None:  # the cached keys have yet to be transformed
+        return None
+    if 1 - grid.band[0] < keys or not _ends_with(grid.key, grid.query):
+        return None
     parts = [part for part in (encoding.score, encoding.value) if part is not None]
     modules = [module for part in parts for module in part.modules()]
     if not are_known(modules) or any(x.device.type != "cpu" for x in tensors_of(modules)):
-        return "the encoding may change unnoticed"
+        return None
     size, scale = _size(call), call.logit_scale()
     kind = (size, scale, q.dtype, q.shape, call.v.shape[3])
     read = partial(read_terms, encoding, q, call.v, size, scale)
-    terms = reused(read, "past terms", *kind, layers=parts)
-    return "the encoding has terms that are not by offset alone" if terms is None else terms
+    return reused(read, "past terms", *kind, layers=parts)
 
 
 def _size(call: Call) -> int:

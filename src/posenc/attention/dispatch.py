@@ -33,16 +33,7 @@ from posenc.attention.call import Call
 from posenc.attention.problem.lowering import is_constant_table
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import DistanceFunction, Encoding, LowRank, Rotation
-from posenc.encoding.prepared import (
-    active,
-    are_known,
-    entering,
-    regular_kind,
-    reused_later,
-    stored,
-    tensors_of,
-    wants_gradients,
-)
+from posenc.encoding.prepared import active, regular_kind, reused_later, stored, wants_gradients
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -154,7 +145,7 @@ RULES = (
     Rule(
         "on an accelerator",
         lambda call: not call.on_cpu,
-        ("sdpa", "fla", "triton", "flex", "blockwise", "reference"),
+        ("sdpa", "triton", "flex", "blockwise", "reference"),
     ),
     # Rules that read sizes would fix them; other runtimes know no operators of ours.
     Rule("exporting", lambda call: is_exporting(), ("sdpa", "reference")),
@@ -238,22 +229,6 @@ def choose(call: Call, backend: str | Backend) -> Choice:
             remedy="Use backend='auto', and posenc.explain(...) to see what it takes.",
         )
     return Choice(chosen, plan, NAMED, {})
-
-
-def describe_repeats(call: Call) -> str:
-    """Text for ``explain`` on repeated calls of a valid one; empty if they run like the first."""
-    modules = list(call.encoding.modules())
-    if not are_known(modules) or wants_gradients(tensors_of(modules)):
-        return ""
-    with entering(call.encoding.prepared):
-        kind = kind_of(call)
-    if kind is None or _prepared(call) is None:
-        return ""
-    choice = _choose(call)
-    by = next(backend for backend, plan in _preparing(call, choice) if plan.prepare() is not None)
-    if by is choice.backend:
-        return ""
-    return "; from the second such call on by compiled kernels, prepared once"
 
 
 def _preparing(call: Call, choice: Choice) -> Iterator[tuple[Backend, Plan]]:

@@ -6,10 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import product
 from threading import RLock
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +18,6 @@ from posenc.attention.problem.lowering import GivenTerms, GivenValues, lower
 from posenc.attention.problem.problem import Problem
 from posenc.attention.user_cache import kept
 from posenc.encoding import (
-    BlockTransforms,
     BucketedTerms,
     DistanceFunction,
     Encoding,
@@ -45,14 +41,6 @@ kinds appear."""
 
 ENTRIES = 2 * FARTHEST + 1
 
-SIZES = {
-    "table": (HEADS, ENTRIES),
-    "left": (1, ENTRIES, WIDTH),
-    "right": (1, ENTRIES, WIDTH),
-    "column": (1, HEADS, LONGEST),
-}
-"""Shapes of the tensors of ``Structured``."""
-
 
 def bucket(offset: Offsets) -> BucketIndex:
     """Clipped offsets."""
@@ -60,29 +48,35 @@ def bucket(offset: Offsets) -> BucketIndex:
 
 
 class Structured(ScoreTerm):
-    """A bias, rows for queries and for keys, by clipped offset, and a number a key, or some of it.
+    """A bias, rows for queries and for keys, by clipped offset, and a number a key.
 
     Their definition is that of their structured form.
     """
 
-    def __init__(self, generator: torch.Generator, *names: str) -> None:
+    def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
-        self.learned = nn.ParameterDict(
-            {name: torch.randn(SIZES[name], generator=generator) for name in names}
-        )
+
+        def drawn(*size: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(size, generator=generator))
+
+        self.table, self.column = drawn(HEADS, ENTRIES), drawn(1, HEADS, LONGEST)
+        self.left, self.right = drawn(1, ENTRIES, WIDTH), drawn(1, ENTRIES, WIDTH)
 
     def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
         terms = GivenTerms(*self.lower(q, k, grid, scale=scale))
         return terms.forward(q, k, grid, scale=scale)
 
     def lower(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> StructuredTerms:
-        terms: dict[str, Any] = dict(self.learned)
-        for name, tokens in (("left", q), ("right", repeat_heads(k, q.shape[1]))):
-            if name in terms:
-                terms[name] = TokenTableProduct(tokens, scale * terms[name])
-        if "column" in terms:
-            terms["column"] = terms["column"][..., : grid.key.length]
-        return (BucketedTerms(bucket, **terms, max_distance=FARTHEST),)
+        return (
+            BucketedTerms(
+                bucket,
+                table=self.table,
+                left=TokenTableProduct(q, scale * self.left),
+                right=TokenTableProduct(repeat_heads(k, q.shape[1]), scale * self.right),
+                column=self.column[..., : grid.key.length],
+                max_distance=FARTHEST,
+            ),
+        )
 
 
 class BucketedValues(ValueTerm):
@@ -97,35 +91,6 @@ class BucketedValues(ValueTerm):
 
     def lower(self, grid: Grid) -> BucketedTerms:
         return BucketedTerms(bucket, value=self.rows, max_distance=FARTHEST)
-
-
-class Reflected(ScoreTerm):
-    """PaTH-like score: keys reflected by each token up to the query."""
-
-    causal_only = True
-
-    def __init__(self, generator: torch.Generator) -> None:
-        super().__init__()
-        self.vectors = nn.Parameter(torch.randn(1, HEADS, LONGEST, WIDTH, generator=generator))
-        self.logits = nn.Parameter(torch.randn(1, HEADS, LONGEST, generator=generator))
-
-    def _reflections(self, keys: int) -> tuple[Tensor, Tensor]:
-        vectors, logits = self.vectors[:, :, :keys], self.logits[:, :, :keys]
-        return nn.functional.normalize(vectors, dim=-1), logits.sigmoid()
-
-    def forward(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> Scores:
-        keys = k.shape[2]
-        directions, strengths = (x.to(q.dtype) for x in self._reflections(keys))
-        product, rows, columns = q @ k.mT, torch.arange(keys, device=q.device), []
-        for j in reversed(range(keys)):
-            columns.append((q @ k[:, :, j, :, None]).squeeze(-1))
-            along = q @ directions[:, :, j, :, None] * strengths[:, :, j, None, None]
-            q = q - along.where((rows >= j)[:, None], 0.0) * directions[:, :, j, None]
-        return scale * (torch.stack(columns[::-1], dim=-1) - product)
-
-    def fuse(self, q: Queries, k: Keys, grid: Grid, *, scale: float) -> FusedScore | None:
-        reflections = partial(self._reflections, k.shape[2])
-        return BlockTransforms(q, repeat_heads(k, q.shape[1]), 0, scale, reflections)
 
 
 def _sums_from(values: Tensor) -> Tensor:
@@ -210,15 +175,11 @@ class Broken(ScoreTerm):
 
 Kind = Callable[[torch.Generator], Encoding]
 
-FULL_FORMULA: tuple[Kind, ...] = (
-    lambda g: Encoding(score=Structured(g, "table", "left", "right"), value=BucketedValues(g)),
+FORMULA: tuple[Kind, ...] = (
+    lambda g: Encoding(score=Structured(g), value=BucketedValues(g)),
+    lambda g: Encoding(score=Structured(g)),
 )
-
-PARTS: tuple[Kind, ...] = (
-    lambda g: Encoding(score=Structured(g, "table")),
-    lambda g: Encoding(score=Structured(g, "column")),
-    lambda g: Encoding(score=Reflected(g)),
-)
+"""Encodings that try the kernels of the formula; the second, backends without a value part."""
 
 KERNELS: dict[str, Kind] = {
     "distance": lambda g: Encoding(score=Curved(g)),
@@ -229,10 +190,9 @@ KERNELS: dict[str, Kind] = {
 
 KEY_HEADS = 2
 
-GRIDS = (Grid.of(Layout.sequence(LONGEST), causal=True), Grid.of(Layout.packed([150, 50])))
-"""Grids for parts of the formula, and for all of it: documents with tiles before, between and
-beyond the ends of tables, and masked ones. Compiling kernels takes the time; one problem compiles
-them all."""
+GRID = Grid.of(Layout.packed([150, 50]))
+"""Documents with tiles before, between and beyond the ends of tables, and masked ones. Compiling
+kernels takes the time; one problem compiles them all."""
 
 TOLERANCES = {torch.float32: 2e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """Tolerance by dtype, relative to the largest number of the definition. Correct kernels err by a
@@ -290,28 +250,20 @@ def difference(
     backend: Backend,
     device: torch.device,
     *,
-    grids: Sequence[Grid] = GRIDS,
+    grid: Grid = GRID,
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16),
     kernels: str = "",
 ) -> str:
     """A sentence on the first wrong output or gradient of a backend on a device; "" if none is.
 
-    On the last grid; backends without the whole formula are tried with parts of it, on the first.
     ``kernels`` apart from the formula are tried with their own kind.
     """
-    sets = [(FULL_FORMULA, grids[-1]), (PARTS, grids[0])]
-    if kernels:
-        sets = [((KERNELS[kernels],), grids[-1])]
+    kinds = (KERNELS[kernels],) if kernels else FORMULA
     with torch.inference_mode(False), torch.enable_grad(), without_autocast(device):
-        for kinds, grid in sets:
-            served = False
-            for kind, dtype in product(kinds, dtypes):
-                message = _compare(backend, kind, grid, dtype, device)
-                if message:
-                    return message
-                served = served or message is not None
-            if served:
-                break
+        for kind in kinds:
+            messages = [_compare(backend, kind, grid, dtype, device) for dtype in dtypes]
+            if any(message is not None for message in messages):  # else it does not serve this kind
+                return next(filter(None, messages), "")
     return ""
 
 

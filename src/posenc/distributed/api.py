@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from posenc.attention.api import Options
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.call import Call, validate
 from posenc.distributed.gathered import attend_by_heads, attend_gathered, heads_refusal
@@ -24,16 +25,6 @@ from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
 from posenc.grid import Grid
 from posenc.layout import Layout
 from posenc.runtime import without_autocast
-
-
-class Options(TypedDict, total=False):
-    """Options of ``posenc.attend``."""
-
-    backend: str | Backend
-    dropout: float
-    scale: float | None
-    sinks: Float[Tensor, " H"] | None
-    softcap: float | None
 
 
 @dataclass(frozen=True)

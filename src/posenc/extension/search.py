@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from posenc.arguments import Count, Fraction, Length, check_fields, typed
 from posenc.encoding import Encoding
 from posenc.encodings.query_key.rope import Rope
-from posenc.errors import CheckpointError
 from posenc.extension.fitting import Stretch, Trained, require_rope
 from posenc.extension.methods.ntk import ntk
 from posenc.extension.methods.yarn import yarn
-from posenc.storage import make_folder, read_json, write_json
 
 Factors = tuple[float, ...]
 
@@ -25,12 +21,6 @@ MARGIN = 1.25
 
 STEP = 0.01
 """Factors are multiples of this."""
-
-SAME = 1e-3
-"""Relative tolerance of a loss that is measured again, on any machine."""
-
-KIND = "the state of a search"
-REMEDY = "Give another file, or remove this one to begin anew."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +83,6 @@ def search_factors(
     length: Trained,
     budget: Length = 200,
     plan: SearchSettings | None = None,
-    state: Path | str | None = None,
     progress: Callable[[Found], None] | None = None,
 ) -> Found:
     """Search the divisors of RoPE's pairs that give the least loss on a text.
@@ -102,8 +91,9 @@ def search_factors(
     search starts from interpolation, NTK and YaRN and mutations of these; then the best are mutated
     (a factor drawn between its neighbours) and crossed, generation by generation, until ``budget``
     losses have been measured. Differs from the paper in that mutations keep the order instead of
-    being discarded, and in that the first tokens are not treated separately. An interrupted search
-    gives the same result as an uninterrupted one.
+    being discarded, and in that the first tokens are not treated separately. Equal losses give an
+    equal search: one that stores its losses by factors can be interrupted, and goes on with a
+    larger budget.
 
     Args:
         encoding: with RoPE as trained.
@@ -113,15 +103,10 @@ def search_factors(
         length: L, the trained length.
         budget: losses to measure, 1 or more.
         plan: settings of the search.
-        state: a file written after every measurement, from which the search continues, also with a
-            larger budget. The first individual is measured again; another loss means another model
-            or text.
         progress: called after every measurement.
 
     Raises:
         ArgumentError: if it has no RoPE as trained, or an argument is outside its domain.
-        CheckpointError: if ``state`` is damaged or of another search.
-        OutputError: if ``state`` cannot be written.
 
     Reference: Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens",
     section 3.2.
@@ -136,11 +121,7 @@ def search_factors(
     plan = SearchSettings() if plan is None else plan
     formulas = _formulas(encoding, rope, factor, length)
     starts = list(formulas.values())
-    described = {"plan": asdict(plan), "factor": factor, "length": length}
-    described["starts"] = [list(factors) for factors in starts]
-    tried = _resumed(state, described)
-    if tried:
-        _require_same(state, tried[0], float(loss(tried[0].factors)))
+    tried: list[Tried] = []
 
     def found() -> Found:
         measured = dict(zip(formulas, tried, strict=False))
@@ -150,7 +131,6 @@ def search_factors(
         individual = _propose(tried, starts, factor, plan)
         measured = float(loss(individual))
         tried.append(Tried(individual, measured if math.isfinite(measured) else math.inf))
-        _save(state, described, tried)
         if progress is not None:
             progress(found())
     return found()
@@ -216,44 +196,3 @@ def _ordered(factors: Sequence[float], factor: float) -> Factors:
         inside = round(min(max(value, 1.0), MARGIN * factor) / STEP) * STEP
         ordered.append(round(max([inside, *ordered[-1:]]), 6))
     return tuple(ordered)
-
-
-def _save(path: Path | str | None, described: dict[str, Any], tried: Sequence[Tried]) -> None:
-    """Write the search and what was tried; a loss that was not finite is null."""
-    if path is None:
-        return
-    factors = [item.factors for item in tried]
-    losses = [None if math.isinf(item.loss) else item.loss for item in tried]
-    make_folder(Path(path).parent)
-    write_json(Path(path), described | {"factors": factors, "losses": losses})
-
-
-def _require_same(state: Path | str | None, first: Tried, again: float) -> None:
-    """Require that the first loss was measured on the same model and text."""
-    measured = again if math.isfinite(again) else math.inf
-    if not math.isclose(measured, first.loss, rel_tol=SAME):
-        raise CheckpointError(
-            str(state),
-            expected=f"a search on the same model and text, where the first loss is {measured:.6g}",
-            got=f"{first.loss:.6g}",
-            remedy=REMEDY,
-        )
-
-
-def _resumed(path: Path | str | None, described: dict[str, Any]) -> list[Tried]:
-    """Individuals tried by the same search; none without a file."""
-    if path is None or not Path(path).exists():
-        return []
-    saved = read_json(Path(path), expected=KIND, remedy=REMEDY)
-    try:
-        for name, value in described.items():
-            if saved[name] != value:
-                expected, got = f"a search with the same {name}", str(saved[name])[:80]
-                raise CheckpointError(str(path), expected=expected, got=got, remedy=REMEDY)
-        factors = [tuple(map(float, individual)) for individual in saved["factors"]]
-        losses = [math.inf if loss is None else float(loss) for loss in saved["losses"]]
-        if any(len(individual) != len(described["starts"][0]) for individual in factors):
-            raise ValueError("factors of other pairs")
-        return [Tried(*pair) for pair in zip(factors, losses, strict=True)]
-    except (TypeError, KeyError, ValueError, OverflowError) as error:
-        raise CheckpointError(str(path), expected=KIND, got=error, remedy=REMEDY) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -236,28 +235,6 @@ def test_random_start_has_the_official_initial_values() -> None:
     assert encoding.dynamics.first_bias.abs().max().item() == 0.0
     assert encoding.start.abs().max().item() <= (6 / 201) ** 0.5
     assert encoding.start.abs().max().item() > 0.9 * (6 / 201) ** 0.5
-
-
-@pytest.mark.parametrize("options", [{}, {"method": "dopri5"}, {"gradient": "adjoint"}])
-def test_compiled_equals_eager_gradients_too(options: dict[str, Any]) -> None:
-    encoding = make(**options)
-    weights = list(encoding.parameters())
-
-    def run(x: Tensor, positions: Tensor) -> Tensor:
-        output: Tensor = encoding(x, Layout.at(positions))
-        return output
-
-    torch._dynamo.reset()
-    compiled = torch.compile(run, backend="aot_eager", fullgraph=True, dynamic=True)
-    x = torch.randn(2, 3, 6, dtype=torch.float64)
-    times = torch.tensor([[0.0, 2.5, 9.0], [1.0, 4.0, 4.75]], dtype=torch.float64)
-    times.requires_grad_()
-    pairs = []
-    for function in (compiled, run):
-        output = function(x, times)
-        pairs.append((output, *torch.autograd.grad(output.sin().sum(), [times, *weights])))
-    for got, want in zip(*pairs, strict=True):
-        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize(

@@ -82,11 +82,3 @@ def test_autocast_does_not_merge_positions() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         first, second = encoding(torch.zeros(1, 2, 8), layout)[0]
     assert not torch.allclose(first, second, atol=1e-3)
-
-
-def test_special_tokens_pass_unchanged() -> None:
-    encoding = Fourier(dim=4, axes=2)
-    x = torch.randn(1, 7, 4)
-    got = encoding(x, Layout.image(2, 3, prefix=1))
-    torch.testing.assert_close(got[:, :1], x[:, :1])
-    torch.testing.assert_close(got[:, 1:], encoding(x[:, 1:], Layout.image(2, 3)))

@@ -53,10 +53,3 @@ def test_draws_outlive_a_narrow_dtype() -> None:
     narrow = copy.deepcopy(encoding).to(torch.bfloat16)
     x, layout = torch.zeros(1, 5, 16), Layout.sequence(5, start=5000)
     torch.testing.assert_close(narrow(x, layout), encoding(x, layout), rtol=0, atol=0)
-
-
-def test_special_tokens_pass_unchanged() -> None:
-    encoding = GaussianFourier(dim=4, axes=2)
-    got = encoding(torch.zeros(1, 7, 4), Layout.image(2, 3, prefix=1))
-    assert got[:, 0].abs().max() == 0
-    torch.testing.assert_close(got[:, 1:], encoding(torch.zeros(1, 6, 4), Layout.image(2, 3)))

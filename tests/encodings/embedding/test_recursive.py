@@ -23,7 +23,6 @@ from posenc.encodings.embedding.recursive import (
 )
 from posenc.encodings.embedding.sinusoidal import Sinusoidal
 from posenc.testing import LAWS, Subject
-from tests.support.exhaustive import kept_in_suite
 from tests.testing.test_laws import OF_ATTENTION
 
 KINDS: tuple[StepKind, ...] = ("linear", "free", "gru")
@@ -233,29 +232,6 @@ def test_float32_parameters_are_exact_far_out() -> None:
     torch.testing.assert_close(
         encoding(x, layout).double(), exact(x.double(), layout), rtol=1e-6, atol=1e-6
     )
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("backend", kept_in_suite(["eager", "aot_eager"], ["aot_eager"]))
-def test_compiled_equals_eager_gradients_too(kind: StepKind, backend: str) -> None:
-    encoding = make(kind, noise=0.05)
-    weights = list(encoding.parameters())
-
-    def run(x: Tensor, positions: Tensor) -> Tensor:
-        output: Tensor = encoding(x, Layout.at(positions))
-        return output
-
-    torch._dynamo.reset()
-    compiled = torch.compile(run, backend=backend, fullgraph=True, dynamic=True)
-    x = torch.randn(2, 3, 6, dtype=torch.float64)
-    times = torch.tensor([[0.0, 2.5, 9.0], [1.0, 4.0, 4.75]], dtype=torch.float64)
-    times.requires_grad_()
-    pairs = []
-    for function in (compiled, run):
-        output = function(x, times)
-        pairs.append((output, *torch.autograd.grad(output.sin().sum(), [times, *weights])))
-    for got, want in zip(*pairs, strict=True):
-        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize(

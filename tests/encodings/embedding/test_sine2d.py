@@ -101,13 +101,6 @@ def test_sums_are_not_taken_in_the_dtype_of_the_tokens(dtype: torch.dtype) -> No
         torch.testing.assert_close(table(encoding, layout), table(encoding, layout))
 
 
-def test_special_tokens_pass_unchanged() -> None:
-    encoding = Sine2d(dim=8)
-    got = table(encoding, Layout.image(3, 2, prefix=2))
-    assert got[:, :2].abs().max() == 0
-    torch.testing.assert_close(got[:, 2:], table(encoding, Layout.image(3, 2)))
-
-
 def test_single_cells_are_counted_from_their_positions() -> None:
     encoding, image = Sine2d(dim=8, scale=None), Layout.image(3, 4)
     some = Layout.at(image.positions[:, [7, 2, 11]])

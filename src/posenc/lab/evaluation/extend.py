@@ -13,7 +13,7 @@ from posenc.errors import ArgumentError, DataError, Interrupted
 from posenc.extension import EXTENSIONS, Found, applicable, search_factors
 from posenc.lab.evaluation.candidates import Method, extended_by, methods_for
 from posenc.lab.evaluation.checkpoint import Checkpoint
-from posenc.lab.evaluation.progress import Progress, kept, silent
+from posenc.lab.evaluation.progress import Progress, StoredLosses, kept, silent
 from posenc.lab.evaluation.results import Study
 from posenc.lab.evaluation.settings import ExtensionSettings, Tuning
 from posenc.lab.evaluation.study import measure_extensions
@@ -434,7 +434,11 @@ def _search(
         candidate = model.extended(method.name, **context, options=options)
         return targets.loss(at_device(candidate), text.trained, goal)
 
+    losses = StoredLosses(state, loss, **context)
+
     def measured(result: Found) -> None:
+        if result.tried <= losses.stored:
+            return
         best = f"step {result.tried} of {budget}, least loss {result.best.loss:.4f}"
         progress(f"{method.spec}: searching factors, {best}", result.tried, budget)
         if stop() and result.tried < budget:
@@ -446,7 +450,7 @@ def _search(
             )
 
     return search_factors(
-        model.trained_encoding(), loss, **context, budget=budget, state=state, progress=measured
+        model.trained_encoding(), losses, **context, budget=budget, progress=measured
     )
 
 

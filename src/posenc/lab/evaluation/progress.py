@@ -1,7 +1,8 @@
-"""Progress of a study: callbacks, and a file that keeps measurements across interruptions."""
+"""Progress of a study: callbacks, and files that keep measurements across interruptions."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,12 @@ PLANNED = "planned: "
 """Beginning of a stage that says what will be done; it stays to be read."""
 
 REMEDY = "Delete it, and all is measured again."
+
+SAME = 1e-3
+"""Relative tolerance of a loss that is measured again, on any machine."""
+
+Factors = tuple[float, ...]
+"""Divisors of a rope's pairs."""
 
 
 def silent(stage: str, done: float, total: int) -> None:
@@ -129,3 +136,61 @@ class MeasuredFile:
         self._state = state
         make_folder(self.path.parent)
         write_json(self.path, to_plain(state))
+
+
+class StoredLosses:
+    """Losses by factors, in a JSON file from which an interrupted search goes on.
+
+    Args:
+        path: of the file.
+        measure: the loss of factors.
+        conditions: of the search, by name.
+
+    Raises:
+        CheckpointError: if the file is damaged, or of another search, model or text, whose first
+            loss is another.
+    """
+
+    def __init__(
+        self, path: Path, measure: Callable[[Factors], float], **conditions: float
+    ) -> None:
+        self.path, self.measure, self.conditions = path, measure, conditions
+        self.losses: dict[Factors, float] = {}
+        if path.exists():
+            self._read()
+        self.stored = len(self.losses)
+
+    def __call__(self, factors: Factors) -> float:
+        if factors not in self.losses:
+            self.losses[factors] = self._measured(factors)
+            known = [None if math.isinf(loss) else loss for loss in self.losses.values()]
+            make_folder(self.path.parent)
+            plain = self.conditions | {"factors": list(self.losses), "losses": known}
+            write_json(self.path, plain)
+        return self.losses[factors]
+
+    def _measured(self, factors: Factors) -> float:
+        loss = float(self.measure(factors))
+        return loss if math.isfinite(loss) else math.inf
+
+    def _read(self) -> None:
+        plain = read_json(self.path, expected="the losses of a search", remedy=REMEDY)
+        try:
+            losses = [math.inf if loss is None else float(loss) for loss in plain["losses"]]
+            factors = [tuple(map(float, each)) for each in plain["factors"]]
+            self.losses = dict(zip(factors, losses, strict=True))
+            same = self.conditions == {name: plain[name] for name in self.conditions}
+        except (TypeError, KeyError, ValueError, OverflowError) as error:
+            raise CheckpointError(
+                str(self.path), expected="the losses of a search", got=error, remedy=REMEDY
+            ) from error
+        first = next(iter(self.losses.items()), None)
+        if not same or (
+            first is not None and not math.isclose(self._measured(first[0]), first[1], rel_tol=SAME)
+        ):
+            raise CheckpointError(
+                str(self.path),
+                expected="a search of the same factor on the same model and text",
+                got="another",
+                remedy=REMEDY,
+            )

@@ -60,7 +60,7 @@ class Operator:
         if needs_dispatch(*tensors):
             results: tuple[Tensor, Tensor] = self._forward(tensors, *rest)
         elif torch.is_grad_enabled():
-            results = _Direct.apply(self, record, *rest, *tensors)
+            results = _Direct.apply(self, record, None, *rest, *tensors)
         else:
             results = self.output(record)
         return results
@@ -68,9 +68,7 @@ class Operator:
     def zeros(self, record: KernelProblem, output: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         """Zeros with the gradients of output and LSE over more keys than the record's."""
         tensors, *rest = flatten(record)
-        results: tuple[Tensor, Tensor] = _GivenOutput.apply(
-            self._backward, output, lse, *rest, *tensors
-        )
+        results: tuple[Tensor, Tensor] = _Direct.apply(self, record, (output, lse), *rest, *tensors)
         return results
 
 
@@ -107,16 +105,15 @@ def _backward(operator: Operator) -> CustomOpDef:
         reals: Sequence[float],
         words: str,
         wanted: Sequence[bool],
-        global_lse: bool,
     ) -> list[Tensor]:
         record, paths = _restored(tensors, numbers, reals, words), paths_of(words)
         needed = {path for path, want in zip(paths, wanted, strict=True) if want}
-        gradients = operator.gradients(record, results, needed, global_lse)
+        gradients = operator.gradients(record, results, needed, False)
         return [gradients[path] if path in gradients else record.q.new_empty(0) for path in paths]
 
     @backward.register_fake
     def _(results: Sequence[Tensor], tensors: Sequence[Tensor], *rest: Any) -> list[Tensor]:
-        *_, words, wanted, _ = rest
+        *_, words, wanted = rest
         empties = []
         for path, x, want in zip(paths_of(words), tensors, wanted, strict=True):
             empty = operator.empty_gradient(path, x, want)
@@ -137,13 +134,10 @@ def _differentiated(
     backward: Callable[..., list[Tensor]],
     gradients: Sequence[Tensor | None],
     wanted: Sequence[bool],
-    *,
-    global_lse: bool = False,
 ) -> list[Tensor | None]:
     """Gradients, one a tensor; None where none is wanted."""
     output, lse, *tensors = ctx.saved_tensors  # read once: checkpointing computes them again
-    results = _results(gradients, output, lse)
-    computed = backward(results, tensors, *ctx.rest, list(wanted), global_lse)
+    computed = backward(_results(gradients, output, lse), tensors, *ctx.rest, list(wanted))
     return [x if want else None for x, want in zip(computed, wanted, strict=True)]
 
 
@@ -162,51 +156,33 @@ class _Direct(torch.autograd.Function):
         ctx: Any,
         operator: Operator,
         record: KernelProblem,
+        given: tuple[Tensor, Tensor] | None,
         numbers: list[int],
         reals: list[float],
         words: str,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Output and LSE of ``record``; the last arguments are its flat form."""
-        output = operator.output(record)
+        """Output and LSE of ``record``; zeros where they are given, over more keys than its own.
+
+        The last arguments are its flat form.
+        """
+        output = operator.output(record) if given is None else given
         _keep(ctx, (tensors, numbers, reals, words), output)
-        ctx.operator = operator
-        return output
+        ctx.operator, ctx.global_lse = operator, given is not None
+        if given is None:
+            return output
+        out, lse = output
+        return out.new_zeros(()).expand(out.shape), lse.new_zeros(()).expand(lse.shape)
 
     @staticmethod
     @kernel_gradients
     def backward(ctx: Any, gradient: Tensor | None, of_lse: Tensor | None) -> Any:
         output, lse, *tensors = ctx.saved_tensors
         operator, words = ctx.operator, ctx.rest[2]
-        needed = list(zip(paths_of(words), ctx.needs_input_grad[5:], strict=True))
+        needed = list(zip(paths_of(words), ctx.needs_input_grad[6:], strict=True))
         wanted = {path for path, want in needed if want}
         results = [x.resolve_neg() for x in _results((gradient, of_lse), output, lse)]
-        gradients = operator.gradients(_restored(tensors, *ctx.rest), results, wanted, False)
-        unwanted = (None for _ in range(5))
+        record = _restored(tensors, *ctx.rest)
+        gradients = operator.gradients(record, results, wanted, ctx.global_lse)
+        unwanted = (None for _ in range(6))
         return *unwanted, *(gradients[path] if want else None for path, want in needed)
-
-
-class _GivenOutput(torch.autograd.Function):
-    """An operator whose output and LSE are given: only its backward pass is computed."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        backward: Callable[..., list[Tensor]],
-        output: Tensor,
-        lse: Tensor,
-        numbers: list[int],
-        reals: list[float],
-        words: str,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        _keep(ctx, (tensors, numbers, reals, words), (output, lse))
-        ctx.operator = backward
-        return output.new_zeros(()).expand(output.shape), lse.new_zeros(()).expand(lse.shape)
-
-    @staticmethod
-    @kernel_gradients
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        wanted = ctx.needs_input_grad[6:]
-        computed = _differentiated(ctx, ctx.operator, gradients, wanted, global_lse=True)
-        return *(None for _ in range(6)), *computed

@@ -137,7 +137,7 @@ class CRotation(ctypes.Structure):
 def _openmp() -> int | None:
     """The address of ``GOMP_parallel`` in the runtime that PyTorch computes on, whatever its name.
 
-    None where it has none: the kernels then start threads of their own.
+    None where it has none: the kernels then run on one thread.
     """
     try:
         function = ctypes.CDLL(torch._C.__file__).GOMP_parallel  # it and all that it is linked with

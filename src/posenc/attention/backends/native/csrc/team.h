@@ -1,39 +1,13 @@
 // The threads of a call: those of the OpenMP runtime that PyTorch has loaded, so that a process has one
-// pool of them; plain threads where it has none.
+// pool of them; one thread where it has none.
 #pragma once
 #include <algorithm>
 #include <atomic>
 #include <new>
-#include <thread>
 #include <vector>
 #include "vec.h"
 namespace posenc::NUMBER {
 using Function = void (*)(void*);
-
-// Threads that are joined on every way out: one that is not ends the process.
-struct Joined {
-  std::vector<std::thread> threads;
-  ~Joined() {
-    for (std::thread& thread : threads) thread.join();
-  }
-};
-
-// Calls f(argument), which must not throw, on this thread and on count - 1 others, or on fewer where
-// the system gives fewer.
-inline void on_plain_threads(Function f, void* argument, unsigned count) {
-  static thread_local bool nested = false;
-  if (nested) return f(argument);
-  Joined others;
-  try {
-    others.threads.reserve(count);
-    while (others.threads.size() + 1 < count)
-      others.threads.emplace_back([=] { nested = true, f(argument); });
-  } catch (const std::exception&) {
-  }
-  nested = true;
-  f(argument);
-  nested = false;
-}
 
 struct Team {
   index threads;
@@ -44,12 +18,10 @@ struct Team {
   void run(index count, F& f) const {
     const unsigned n = unsigned(std::min(threads, count));
     const Function call = [](void* x) { (*static_cast<F*>(x))(); };
-    if (n <= 1)
+    if (n <= 1 || !parallel)
       f();
-    else if (parallel)
-      parallel(call, &f, n, 0);
     else
-      on_plain_threads(call, &f, n);
+      parallel(call, &f, n, 0);
   }
 };
 

@@ -1,11 +1,11 @@
-"""Special tokens, which stand nowhere, are not rotated."""
+"""Special tokens, which stand nowhere, are not rotated, and no vector is added to them."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from posenc import Grid, Layout
+from posenc import Grid, Layout, create
 from posenc.registry import ENCODINGS
 from posenc.testing.subject import HEAD_DIM, HEADS, Subject, fold
 
@@ -33,3 +33,11 @@ def test_special_tokens_are_not_rotated(name: str) -> None:
         torch.testing.assert_close(rotated[:, :, :1], unmoved[:, :, :1])
         torch.testing.assert_close(rotated[:, :, 1:], others[:, :, 1:])
         assert not torch.allclose(rotated[:, :, 1:], unmoved[:, :, 1:])
+
+
+@pytest.mark.parametrize("name", ["fourier@axes=2", "gaussian_fourier@axes=2", "sine2d"])
+def test_special_tokens_pass_unchanged(name: str) -> None:
+    encoding, x = create(name, dim=8), torch.randn(1, 7, 8)
+    got = encoding.embed(x, Layout.image(2, 3, prefix=1))
+    torch.testing.assert_close(got[:, :1], x[:, :1])
+    torch.testing.assert_close(got[:, 1:], encoding.embed(x[:, 1:], Layout.image(2, 3)))
