@@ -71,7 +71,7 @@ CASES = [
         (name, [Layout.image(8, 18), Layout.image(9, 16), Layout.image(6, 24)], [1, 1, 1])
         for name in NAMES
     ),
-    # Class tokens are prepared where cells rotate; beside terms blocks are computed.
+    # Class tokens are prepared where cells rotate, and planned beside terms.
     *(
         (name, [Layout.image(8, 24, prefix=1), Layout.image(8, 24, prefix=2)], [1, 1])
         for name in ROTATING

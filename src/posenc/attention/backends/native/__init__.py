@@ -28,7 +28,13 @@ from posenc.attention.backends.native.op import NATIVE
 from posenc.attention.backends.native.pairs import DESCRIPTIONS
 from posenc.attention.backends.native.posing import fused_form, image_record, narrowed, record_of
 from posenc.attention.backends.native.rotation import fits_inside, rotate, serves_inside
-from posenc.attention.backends.native.splitting import BandProblem, join_keys, problems_by_band
+from posenc.attention.backends.native.splitting import (
+    BandProblem,
+    attend_with_special_tokens,
+    join_keys,
+    problem_of_cells,
+    problems_by_band,
+)
 from posenc.attention.backends.native.variants import SWITCHED_OFF
 from posenc.attention.problem.images import serves_images
 from posenc.attention.problem.lowering import add_rows, has_rows, without_rows
@@ -122,6 +128,12 @@ class Native(Backend):
         if serves_images(grid, problem.lowered):
             prepare = partial(_prepare_images, problem)
             return Plan(OF_IMAGES, partial(_attend_images, problem), prepare=prepare)
+        cells = None if grid.query.extent is None else problem_of_cells(problem)
+        if cells is not None:
+            how = f"{OF_IMAGES}; special tokens apart"
+            return Plan(
+                how, partial(attend_with_special_tokens, problem, partial(_attend_images, cells))
+            )
         offsets = Offsets.of(grid)
         if isinstance(offsets, str) and grid.dense and problem.lowered == ():
             offsets = Offsets.shifted(grid, 0)  # which nothing reads

@@ -7,12 +7,17 @@ from dataclasses import replace
 
 import torch
 
-from posenc.attention.backends.common.base import Result
+from posenc.attention.backends.common.base import Compute, Result
+from posenc.attention.backends.common.definition import attend_by_definition
 from posenc.attention.backends.native.rotation import rotate_one
+from posenc.attention.problem.images import serves_images
+from posenc.attention.problem.lowering import lower
 from posenc.attention.problem.offsets import Offsets
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import Encoding, RotatedBand, Rotation
 from posenc.encoding.prepared import reused_of_grid
+from posenc.grid import Grid
+from posenc.layout import Layout
 
 PLAIN = Encoding()
 
@@ -79,3 +84,71 @@ def join_keys(results: Sequence[Result], *, lse: bool) -> Result:
         output = torch.addcmul(output, weight, result.output)
     total = finite.logsumexp(0).masked_fill(nothing, -torch.inf) if lse else None
     return Result(output.to(first.output.dtype), total)
+
+
+MOST = 16
+"""Largest number of special tokens of a side; their pairs are computed by the definition."""
+
+
+def problem_of_cells(problem: Problem) -> Problem | None:
+    """The problem of two images without the special tokens before them.
+
+    None where there are none before whole images, the parts do not compute each pair for itself, or
+    the cells have no structured form that the kernels serve.
+    """
+    grid, parts = problem.grid, (problem.encoding.score, problem.encoding.value)
+    sides = (grid.query, grid.key)
+    before = _specials(grid)
+    if before is None or not 0 < max(before) <= MOST or not grid.dense:
+        return None
+    if any(part is not None and not part.pairwise for part in parts):
+        return None
+    if torch.compiler.is_compiling() or any(side.positions.requires_grad for side in sides):
+        return None
+    if problem.global_softmax is not None or problem.sinks is not None:
+        return None
+    queries, keys = before
+    x, cell_grid = problem.rotated, Grid(_cells(grid.query, queries), _cells(grid.key, keys))
+    cells = _subproblem(x, cell_grid, slice(queries, None), slice(keys, None))
+    width = x.v.shape[3]
+    lowered = lower(x.encoding, cells.q, cells.k, cells.grid, scale=x.scale, value_dim=width)
+    return replace(cells, lowered=lowered) if serves_images(cells.grid, lowered) else None
+
+
+def attend_with_special_tokens(problem: Problem, attend_cells: Compute, *, lse: bool) -> Result:
+    """Attention of special tokens and cells, given the computation among the cells."""
+    before, query, key = _specials(problem.grid), problem.grid.query, problem.grid.key
+    assert before is not None
+    x, (queries, keys) = problem.rotated, before
+    of_cells = attend_cells(lse=lse or keys > 0)
+    if keys:
+        special_keys = Grid(query.slice(queries, query.length), key.slice(0, keys))
+        special_pairs = _subproblem(x, special_keys, slice(queries, None), slice(keys))
+        of_cells = join_keys([of_cells, attend_by_definition(special_pairs, lse=True)], lse=lse)
+    if not queries:
+        return of_cells
+    special_pairs = _subproblem(x, Grid(query.slice(0, queries), key), slice(queries), slice(None))
+    special = attend_by_definition(special_pairs, lse=lse)
+    output = torch.cat([special.output, of_cells.output], dim=2)
+    if special.lse is None or of_cells.lse is None:
+        return Result(output, None)
+    return Result(output, torch.cat([special.lse, of_cells.lse.to(special.lse.dtype)], dim=2))
+
+
+def _subproblem(problem: Problem, grid: Grid, queries: slice, keys: slice) -> Problem:
+    q, k, v = problem.q[:, :, queries], problem.k[:, :, keys], problem.v[:, :, keys]
+    return replace(problem, q=q, k=k, v=v, grid=grid, lowered=None, source=None)
+
+
+def _specials(grid: Grid) -> tuple[int, int] | None:
+    """Special tokens before the cells of both sides; None but for whole images."""
+    query, key = grid.query, grid.key
+    if query.extent is None or key.extent is None:
+        return None
+    (rows, columns), (key_rows, key_columns) = query.extent, key.extent
+    return query.length - rows * columns, key.length - key_rows * key_columns
+
+
+def _cells(layout: Layout, before: int) -> Layout:
+    cells = layout.slice(before, layout.length)
+    return replace(cells, special=None, extent=layout.extent)
