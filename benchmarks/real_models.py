@@ -121,13 +121,13 @@ def diagnosed(folder: Path, text: Path) -> dict[str, Any]:
 
 def evaluated(folder: Path, text: Path) -> dict[str, Any]:
     """How far the model reads."""
-    study = _posenc("evaluate", folder, "--text", text, "--minutes", 9, "--out", _new("evaluate"))
+    study = _posenc("evaluate", folder, "--text", text, "--minutes", 6, "--out", _new("evaluate"))
     return {"headline": study["headline"], "effective": study["effective"], "of": _values(study)}
 
 
 def extended(folder: Path, text: Path) -> dict[str, Any]:
     """What methods make of the model at twice its length."""
-    given = ("--method", METHODS, "--factor", 2, "--text", text, "--minutes", 20)
+    given = ("--method", METHODS, "--factor", 2, "--text", text, "--minutes", 12)
     study = _posenc("extend", folder, *given, "--out", _new("extend"))
     return {"headline": study["headline"], "chosen": study["chosen"], "of": _values(study)}
 

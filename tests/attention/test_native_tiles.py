@@ -148,6 +148,13 @@ def test_carries_between_tiles(name: str, length: int, rows: int, count: int) ->
     compare(Grid.of(layout, causal=True), encoding, [x], rows, count, count)
 
 
+def test_keys_too_wide_to_be_kept_packed() -> None:
+    """Each tile of them is packed anew: 1,100 keys and values of 1,024 numbers are over 8 MiB."""
+    torch.manual_seed(0)
+    grid = Grid(Layout.sequence(70, start=1030), Layout.sequence(1100), causal=True)
+    compare(grid, Encoding(), [], 1, 1, 1, width=1024)
+
+
 @pytest.mark.parametrize("most", [9, 64])
 def test_keys_with_the_greatest_count_are_attended_to(most: int) -> None:
     """Whole tiles of them, whose gates need not be summed up."""
