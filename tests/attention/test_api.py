@@ -180,3 +180,18 @@ def test_autocast_casts_mixed_operands_before_they_are_compared() -> None:
     torch.testing.assert_close(found, expected)
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ArgumentError, match=r"v: .*float64"):
         attend(q, k, v.double(), grid, encoding)
+
+
+@pytest.mark.parametrize(("start", "band"), [(30, (-6, 0)), (20, (-3, 4)), (38, (-40, -2))])
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_few_queries_see_all_of_their_window(
+    start: int, band: tuple[int, int], backend: str
+) -> None:
+    """Keys that no query sees are left out before any backend: the reference is PyTorch's."""
+    q, k, v = torch.randn(3, 1, 2, 40, 8, generator=torch.Generator().manual_seed(0)).unbind()
+    q = q[:, :, :5]
+    grid = Grid(Layout.sequence(5, start=start), Layout.sequence(40), window=band)
+    offset = torch.arange(40) - torch.arange(start, start + 5).unsqueeze(1)
+    visible = (offset >= band[0]) & (offset <= band[1])
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+    torch.testing.assert_close(attend(q, k, v, grid, Encoding(), backend=backend), expected)

@@ -82,6 +82,12 @@ CHANGES: dict[str, Callable[[Given], Given]] = {
     "padding": lambda x: {
         "grid": Grid.of(replace(GRID.query, valid=torch.arange(LENGTH)[None] < 30), causal=True)
     },
+    "padding before": lambda x: {
+        "grid": Grid.of(
+            replace(Layout.packed([40, LENGTH - 40]), valid=torch.arange(LENGTH)[None] >= 10),
+            causal=True,
+        )
+    },
     "documents": lambda x: {
         "grid": Grid.of(replace(GRID.query, document=torch.arange(LENGTH)[None] // 30), causal=True)
     },
@@ -90,6 +96,10 @@ CHANGES: dict[str, Callable[[Given], Given]] = {
     },
     "sinks": lambda x: {"sinks": torch.full((4,), 30.0)},
 }
+
+
+OFF = {torch.bfloat16: 5e-2, torch.float32: 2e-5, torch.float64: 1e-10}
+"""What outputs may differ by."""
 
 
 @torch.no_grad()
@@ -103,7 +113,7 @@ def test_one_thing_is_changed(change: str, name: str) -> None:
         for _ in range(3):
             output = call(encoding, arguments)
             assert output.dtype == expected.dtype
-            off = 5e-2 if output.dtype == torch.bfloat16 else 2e-5
+            off = OFF[output.dtype]
             torch.testing.assert_close(output, expected, atol=off, rtol=off)
 
 

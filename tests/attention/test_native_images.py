@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import posenc
 from posenc.attention import attend, explain
+from posenc.attention.problem.images import shared_buckets
 from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
 from posenc.errors import BackendRefusal
 from posenc.grid import Grid
@@ -105,3 +106,16 @@ def test_many_special_tokens_and_masks_are_left_alone() -> None:
         q, k, v = draw(layout.length, layout.length)
         with pytest.raises(BackendRefusal, match="whole stretches"):
             attend(q, k, v, Grid.of(layout), encoding, backend="native")
+
+
+def test_groups_that_share_buckets_keep_their_own() -> None:
+    """Two groups of products, neither of one axis: every pair of buckets is told apart."""
+    groups = [
+        BucketedTerms(lambda offset: offset[..., 0].long() + offset[..., 1].long() + 9),
+        BucketedTerms(lambda offset: (offset[..., 0].long() - offset[..., 1].long()) % 5),
+    ]
+    grid = Grid.of(Layout.image(3, 4))
+    bucket, shared = shared_buckets(groups, grid)
+    offsets = torch.cartesian_prod(torch.arange(-2.0, 3.0), torch.arange(-3.0, 4.0))
+    for group, buckets in zip(groups, shared, strict=True):
+        assert torch.equal(buckets[bucket], group.bucket(offsets))

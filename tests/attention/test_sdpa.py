@@ -106,6 +106,19 @@ def test_the_fused_kernel_runs(name: str, grid: str, dtype: torch.dtype) -> None
     assert "aten::softmax" not in names
 
 
+@pytest.mark.parametrize("name", ["nope", "frozen t5"])
+@pytest.mark.parametrize("band", [(-700, 0), (-30, 40), (3, 700)])
+def test_blocks_of_queries_see_every_key_of_theirs(name: str, band: tuple[int, int]) -> None:
+    """Of 1,100 queries 512 are computed at a time, with the keys that any of them sees."""
+    grid = Grid.of(Layout.sequence(1100), window=band)
+    q, k, v = draw_for(grid, heads=4, groups=4, rows=1, width=16, dtype=torch.float64)
+    outputs = [
+        attend(q, k, v, grid, made_for(name, grid), backend=backend)
+        for backend in ("sdpa", "reference")
+    ]
+    torch.testing.assert_close(*outputs)
+
+
 @pytest.mark.parametrize("name", ["alibi", "frozen t5"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_no_bias_of_size_q_by_k(name: str, causal: bool) -> None:
