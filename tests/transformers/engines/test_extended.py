@@ -183,6 +183,23 @@ def test_transformers_rotates_as_the_encoding(
         torch.testing.assert_close(sin, right.gain * angles.sin().repeat(1, 2), rtol=0, atol=2e-3)
 
 
+@pytest.mark.parametrize("given", [None, 1.1])
+@pytest.mark.parametrize("one", [None, 0.0, 0.7])
+@pytest.mark.parametrize("every", [None, 0.0, 1.3])
+def test_gains_of_yarn_are_those_that_transformers_reads(
+    given: float | None, one: float | None, every: float | None
+) -> None:
+    fields = {"attention_factor": given, "mscale": one, "mscale_all_dim": every}
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, TRAINED: 512}
+    yarn |= {name: value for name, value in fields.items() if value is not None}
+    config = transformers.LlamaConfig(
+        hidden_size=64, num_attention_heads=4, max_position_embeddings=2048, rope_parameters=yarn
+    )
+    rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+    (rule,) = ENGINES["transformers"].rotations(ModelConfig.of(config.to_dict()), 2048).values()
+    assert rule.gain == pytest.approx(rotary.attention_scaling)
+
+
 @pytest.mark.parametrize("method", ["yarn", "llama3", "ntk_by_parts", "longrope"])
 @pytest.mark.parametrize("stale", [{}, {TRAINED: 16}])
 def test_the_trained_length_is_written_wherever_it_is_read(
