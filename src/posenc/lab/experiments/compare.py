@@ -156,6 +156,8 @@ class _Session:
                 self._carry_out(executor, left, width, stop, began)
             stop_file(settings.out).unlink(missing_ok=True)
         if len(self.finished) == len(self.runs):
+            for run in self.runs:
+                self._job(run).drop_state()  # its process may have died before it did so
             for lock in (settings.out / RUNS).glob("*/.*.lock"):
                 lock.unlink(missing_ok=True)
 

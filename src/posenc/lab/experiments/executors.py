@@ -55,7 +55,7 @@ class Handle(Protocol):
 
 
 class Executor(ABC):
-    """Carries out jobs; a context manager, at whose end no process of this machine is left.
+    """Carries out jobs, within its context.
 
     Args:
         retries: times that ``run`` gives a job whose process died to another process.
@@ -189,6 +189,7 @@ class ProcessExecutor(Executor):
         for worker in (*self._idle, *self._busy.values()):
             worker.process.kill()
             worker.pool.shutdown()
+        self._idle, self._busy = [], {}
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[Handle]:
         """Give each job to an idle worker, or to a new one."""

@@ -137,9 +137,13 @@ class TrainingJob:
             Record(settings=self.settings, fingerprint=task.fingerprint).require_unchanged()
             if not (self.folder / OUTCOME).exists():
                 train_and_measure(self, task, stop=stop, emit=emit)
-            for leftover in (self.folder / CHECKPOINT, *self.folder.glob(".*.partial")):
-                leftover.unlink(missing_ok=True)
+            self.drop_state()
         return time.perf_counter() - began
+
+    def drop_state(self) -> None:
+        """Delete the training state of the finished run."""
+        for leftover in (self.folder / CHECKPOINT, *self.folder.glob(".*.partial")):
+            leftover.unlink(missing_ok=True)
 
 
 Job = Prepare | Pace | TrainingJob
