@@ -338,7 +338,7 @@ class SubmititExecutor(Executor):
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[Handle]:
         """Submit the jobs at once, to Slurm as an array."""
-        with self._executor.batch():
+        with _without_interrupts(), self._executor.batch():
             submitted = [self._executor.submit(Submission(job)) for job in jobs]
         self._jobs += submitted
         return submitted
@@ -376,7 +376,7 @@ class Submission:
         return perform(self.job)
 
     def checkpoint(self) -> Any:
-        """The same job again, after preemption or a timeout."""
+        """A submission of this job, after preemption or a timeout."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
