@@ -419,8 +419,9 @@ def outcome_of(folder: Path, *, steps: int = 2, damage: float = 0.0, **changes: 
     task.measure = measured
     job = TrainingJob(settings=settings, encoding="rope", seed=3, sharing=1)
     job.folder.mkdir(parents=True)
-    train_and_measure(job, task, stop=lambda: False, emit=lambda event: None)
-    return Outcome.read(job.folder / "run.json")
+    outcome = train_and_measure(job, task, stop=lambda: False, emit=lambda event: None)
+    assert Outcome.read(job.folder / "run.json") == outcome
+    return outcome
 
 
 @pytest.mark.parametrize(("rate", "steps", "step"), [(1e30, 2, 2), (1e39, 1, 1)])

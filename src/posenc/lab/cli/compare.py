@@ -42,6 +42,7 @@ from posenc.registration import parse_option, parse_options
 if TYPE_CHECKING:
     from posenc.lab.experiments.progress import Event, RunEvent, RunFinished
     from posenc.lab.experiments.results import Comparison
+    from posenc.lab.experiments.settings import ComparisonSettings
     from posenc.lab.experiments.summary import Summary
     from posenc.lab.reporting.numbers import Estimate
 
@@ -102,7 +103,7 @@ def compare(
 
         posenc compare --resume --out book
 
-        posenc compare --out /shared/book --launch slurm --launch-option timeout_min=240
+        posenc compare --out /shared/book --launch slurm --workers 8
     """
     settings = _settings(
         out, fields, task_options or [], existing={"resume": resume, "replace": replace}

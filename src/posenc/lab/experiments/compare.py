@@ -173,10 +173,9 @@ class _Session:
             return
         sharing = width if executor.one_machine else None
 
-        def done(job: Job, seconds: float) -> None:
+        def done(job: Job, result: tuple[Outcome, float]) -> None:
             assert isinstance(job, TrainingJob)  # no other was given
-            run = (job.encoding, job.seed)
-            self.finished[run] = Outcome.read(job.folder / OUTCOME)
+            self.finished[job.encoding, job.seed], seconds = result
             self.emit(
                 RunFinished(
                     encoding=job.encoding,

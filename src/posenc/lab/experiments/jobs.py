@@ -115,14 +115,14 @@ class TrainingJob:
         """The run's folder."""
         return self.settings.out / RUNS / self.encoding / f"seed-{self.seed}"
 
-    def carry_out(self, emit: Callable[[Event], None]) -> float:
+    def carry_out(self, emit: Callable[[Event], None]) -> tuple[Outcome, float]:
         """Train (or continue), measure and write the run, unless it is finished.
 
         A file lock keeps out another job of this run: a cluster's that outlived its caller, or one
         on a machine that was taken for dead.
 
         Returns:
-            The seconds that it took.
+            The outcome, and the seconds that it took.
 
         Raises:
             Interrupted: when the comparison is to stop; what was trained is saved.
@@ -135,10 +135,12 @@ class TrainingJob:
         make_folder(self.folder)
         with locked(self.folder.with_name(f".{self.folder.name}.lock"), stop=stop):
             Record(settings=self.settings, fingerprint=task.fingerprint).require_unchanged()
-            if not (self.folder / OUTCOME).exists():
-                train_and_measure(self, task, stop=stop, emit=emit)
+            if (path := self.folder / OUTCOME).exists():
+                outcome = Outcome.read(path)
+            else:
+                outcome = train_and_measure(self, task, stop=stop, emit=emit)
             self.drop_state()
-        return time.perf_counter() - began
+        return outcome, time.perf_counter() - began
 
     def drop_state(self) -> None:
         """Delete the training state of the finished run."""
@@ -197,7 +199,7 @@ def plan(
 
 def train_and_measure(
     job: TrainingJob, task: Task, *, stop: Callable[[], bool], emit: Callable[[Event], None]
-) -> None:
+) -> Outcome:
     """Train (or continue), measure, and write the outcome.
 
     Raises:
@@ -228,6 +230,7 @@ def train_and_measure(
         refusals=tuple(item for item in items if isinstance(item, RefusedMeasurement)),
     )
     write_json(job.folder / OUTCOME, to_plain(outcome))
+    return outcome
 
 
 def _watch(job: TrainingJob, stop: Callable[[], bool], emit: Callable[[Event], None]) -> Watch:
