@@ -294,8 +294,6 @@ class CompareDisplay(Display):
             case progress.RunStarted():
                 key = (event.encoding, event.seed)
                 name = f"{event.encoding}, seed {event.seed}"
-                if key in self.tasks:  # its process has died
-                    self.bars.remove_task(self.tasks.pop(key))
                 before = TRAINING * event.step / event.steps
                 self.shares[key] = before
                 self.countdown.start += before
@@ -310,6 +308,7 @@ class CompareDisplay(Display):
             case progress.RunFinished():
                 self._finish(event)
             case progress.Restarted():
+                self._drop(event)
                 name = f"{event.encoding}, seed {event.seed}"
                 self.emit(f"{name}: {event.reason}; another process continues it.", "yellow")
             case progress.Stopping():
@@ -338,11 +337,15 @@ class CompareDisplay(Display):
             self.bars.update(self.total, completed=done, note=left)
         return left
 
-    def _finish(self, event: RunFinished) -> None:
+    def _drop(self, event: RunEvent) -> None:
+        """Remove the bar of a run."""
         key = (event.encoding, event.seed)
         if key in self.tasks:
             self.bars.remove_task(self.tasks.pop(key))
         self.shares.pop(key, None)
+
+    def _finish(self, event: RunFinished) -> None:
+        self._drop(event)
         self.finished = event.finished
         left = self._advance()
         done = f"[{event.finished:>{len(str(event.runs))}}/{event.runs}]"
