@@ -84,8 +84,9 @@ class Executor(ABC):
         """The reason why the process of a job died."""
         return f"{type(error).__name__}: {error}"
 
-    def cancel_waiting(self) -> None:  # noqa: B027
-        """Withdraw jobs that have not begun; nothing, where they begin and notice the stop."""
+    def cancel_waiting(self) -> Sequence[Handle]:
+        """Jobs that have not begun, withdrawn; none, where they begin soon and notice the stop."""
+        return ()
 
     def run(
         self,
@@ -120,7 +121,8 @@ class Executor(ABC):
             if not halted and (failure is not None or stop()):
                 halted = True
                 stopping(failure)
-                self.cancel_waiting()
+                for withdrawn in self.cancel_waiting():
+                    running = {job: x for job, x in running.items() if x is not withdrawn}
             if not halted:
                 free = width - len(running)
                 chosen, waiting = waiting[:free], waiting[free:]
@@ -343,11 +345,12 @@ class SubmititExecutor(Executor):
         self._jobs += submitted
         return submitted
 
-    def cancel_waiting(self) -> None:
-        """Withdraw what the cluster has not begun."""
-        for job in self._jobs:
-            if job.state == "PENDING":
-                job.cancel(check=False)
+    def cancel_waiting(self) -> Sequence[Handle]:
+        """Jobs that the cluster has not begun, withdrawn."""
+        waiting = [x for x in self._jobs if x.get_info(mode="force").get("State") == "PENDING"]
+        for job in waiting:
+            job.cancel(check=False)
+        return waiting
 
     def _open(self, folder: Path) -> Any:
         submitit = _library("submitit", "slurm")
