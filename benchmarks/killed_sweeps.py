@@ -1,18 +1,19 @@
 """Sweeps whose processes are killed at random moments, against one that nothing disturbs.
 
-    python -m benchmarks.killed_sweeps --kills 200
+    python -m benchmarks.killed_sweeps --executor processes --kills 100
+    python -m benchmarks.killed_sweeps --executor ray --kills 20
 
-Several processes share a comparison of tiny runs, each as ``posenc compare --join`` does, with a
-worker process of its own. Again and again one of them is picked at random and
+A comparison of tiny runs is carried out by processes, submitit's local jobs, or a cluster of Ray on
+this machine. Again and again
 
-- its worker is killed,
-- the process itself is killed (its worker notices and ends),
-- it and its worker are suspended until others have taken over its run, then continued,
-- or all processes are killed at once, as by the failure of a machine;
+- a process at work on a run is killed,
+- the process that called ``compare`` is killed, and another one resumes,
+- a node of Ray is killed, and another one joins,
+- or all of these are killed at once.
 
-and new ones join. When all runs are finished, each must have been written once, with the results
-and the trained weights of the undisturbed sweep; then another sweep begins, until enough were
-killed. Prints a line a sweep, and a summary.
+When all runs are finished, each must have been written once, with the results and the trained
+weights of the undisturbed sweep; then another sweep begins, until enough were killed. Prints a line
+a sweep, and a summary.
 """
 
 from __future__ import annotations
@@ -25,34 +26,29 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 from safetensors.torch import load_file
 
 from posenc.errors import PosencError
-from posenc.lab.experiments import locks, workers
-from posenc.lab.experiments.compare import compare, prepare
+from posenc.lab.experiments import executors
+from posenc.lab.experiments.compare import compare
+from posenc.lab.experiments.executors import LOGS, cluster_executor
 from posenc.lab.experiments.results import Comparison
-from posenc.lab.experiments.settings import ComparisonSettings, load_settings
+from posenc.lab.experiments.settings import RUNS, ComparisonSettings, load_settings
 from posenc.lab.training import loop
 
 SAVE_SECONDS = 0.05
-HEARTBEAT_SECONDS = 0.05
-LEASE_SECONDS = 0.6
-
-KILLS = ("worker", "process", "suspended", "machine")
 
 Results = dict[tuple[str, int, str, float], float]
 
 
-def tiny(out: Path, *, seeds: int) -> ComparisonSettings:
+def tiny(out: Path, *, seeds: int, steps: int = 120) -> ComparisonSettings:
     """A sweep of two encodings, each run of which takes about a second."""
     return ComparisonSettings(
         out=out,
@@ -61,147 +57,135 @@ def tiny(out: Path, *, seeds: int) -> ComparisonSettings:
         references=(),
         train_length=8,
         test_lengths=(16,),
-        steps=120,
+        steps=steps,
         seeds=tuple(range(seeds)),
         width=16,
         layers=1,
         heads=2,
         batch=4,
-        workers=1,
+        workers=2,
     )
 
 
-def join(out: str) -> None:
-    """Take part in the comparison, as a process of its own with a worker."""
-    os.setsid()
+def drive(settings: ComparisonSettings, executor: str) -> None:
+    """Carry out or resume the comparison, as a process of its own."""
     hurry()
-    # An owner that has died would be known by its number; here its lease must run out.
-    locks.MACHINE = f"{locks.MACHINE}.{os.getpid()}"
-    with suppress(PosencError):  # a worker was killed
-        compare(load_settings(Path(out), "join"))
+    if (settings.out / "settings.json").exists():
+        settings = load_settings(settings.out)
+    with suppress(PosencError):  # runs whose processes were killed too often
+        cluster = None if executor == "processes" else cluster_executor(executor, settings.out, {})
+        compare(settings, executor=cluster)
 
 
 def hurry() -> None:
-    """Save, beat and expire within fractions of a second; start workers by forking."""
+    """Save within fractions of a second; start workers by forking, which takes no time."""
     loop.SAVE_SECONDS = SAVE_SECONDS
-    locks.HEARTBEAT_SECONDS, locks.LEASE_SECONDS = HEARTBEAT_SECONDS, LEASE_SECONDS
-    workers.multiprocessing = SimpleNamespace(get_context=lambda _: Forking())  # type: ignore[attr-defined]
-
-
-class Forking:
-    """Starts processes as ``spawn`` would, but by forking, which takes no time."""
-
-    def __init__(self) -> None:
-        self._context = multiprocessing.get_context("fork")
-        self._ours: list[Connection] = []
-
-    def Pipe(self) -> tuple[Connection, Connection]:  # noqa: N802
-        """A pipe whose first end is closed in the processes."""
-        ours, theirs = self._context.Pipe()
-        self._ours.append(ours)
-        return ours, theirs
-
-    def Process(  # noqa: N802
-        self, *, target: Callable[..., None], args: tuple[object, ...], daemon: bool
-    ) -> BaseProcess:
-        """A process, not yet started."""
-
-        def closed() -> None:
-            for connection in self._ours:
-                connection.close()
-            target(*args)
-
-        return self._context.Process(target=closed, daemon=daemon)
+    executors.get_context = lambda _: multiprocessing.get_context("fork")  # type: ignore[assignment]
 
 
 @dataclass
 class Sweep:
-    """One sweep and the processes at work on it.
+    """One sweep, and the process that drives it.
 
     Args:
-        out: folder of a comparison that has been begun.
-        context: starts the processes.
+        settings: of the sweep, in a new folder.
+        context: starts the driver.
         draw: of the moments and kinds of the kills.
-        processes: how many take part at a time.
+        executor: ``"processes"``, ``"local"`` or ``"ray"``.
+        cluster: of Ray.
     """
 
-    out: Path
+    settings: ComparisonSettings
     context: BaseContext
     draw: random.Random
-    processes: int = 3
+    executor: str = "processes"
+    cluster: Any = None
     killed: Counter[str] = field(default_factory=Counter)
-    members: list[BaseProcess] = field(default_factory=list)
     written: dict[Path, tuple[int, int]] = field(default_factory=dict)
 
     def run(self, kinds: Iterable[str], *, longest: float = 1.0) -> None:
         """Kill so, at intervals of at most ``longest`` seconds, then let it finish."""
-        left = iter(kinds)
-        self._fill()
+        left = list(kinds)
+        self._start()
         while not self._finished():
             time.sleep(self.draw.uniform(0.0, longest))
             self._observe()
-            if (kind := next(left, None)) is not None:
-                self._kill(kind)
-            self._fill()
-        for member in self.members:
-            member.join()
+            if left and self._kill(left[0]):
+                left.pop(0)
+            if not self.driver.is_alive() and not self._finished():
+                self._start()
+        self.driver.join()
         self._observe()
 
-    def _fill(self) -> None:
-        self.members = [member for member in self.members if member.is_alive()]
-        while len(self.members) < self.processes:
-            member = self.context.Process(target=join, args=(str(self.out),))
-            member.start()
-            self.members.append(member)
+    def _start(self) -> None:
+        self.driver = self.context.Process(target=drive, args=(self.settings, self.executor))
+        self.driver.start()
 
     def _finished(self) -> bool:
-        settings = load_settings(self.out)
-        return len(self.written) == len(settings.trained) * len(settings.seeds)
+        return len(self.written) == len(self.settings.trained) * len(self.settings.seeds)
 
-    def _kill(self, kind: str) -> None:
-        member = self.draw.choice(self.members)
-        assert member.pid is not None
+    def workers(self) -> list[int]:
+        """Processes at work on runs, or about to be."""
+        if self.cluster is not None:
+            nodes = self.cluster.worker_nodes
+            raylets = [children(pid) for node in nodes for pid in raylet_pids(node)]
+            return [pid for pids in raylets for pid in pids if "ray::perform" in command(pid)]
+        if self.executor == "local":
+            logs = str(self.settings.out / LOGS)
+            return [pid for pid in pids() if logs in command(pid)]
+        assert self.driver.pid is not None
+        return children(self.driver.pid)
+
+    def _kill(self, kind: str) -> bool:
+        """False if there is nothing of this kind at present."""
+        workers = self.workers()
+        if kind in ("worker", "all") and not workers:
+            return False
         if kind == "worker":
-            for child in children(member.pid)[:1]:
-                send(child, signal.SIGKILL)
-                self.killed[kind] += 1
-        elif kind == "process":
-            send(member.pid, signal.SIGKILL)
-            self.killed[kind] += 1
-        elif kind == "suspended":
-            family = (member.pid, *children(member.pid))
-            for process in family:
-                send(process, signal.SIGSTOP)
-            time.sleep(2 * LEASE_SECONDS)
-            for process in family:
-                send(process, signal.SIGCONT)
-            self.killed[kind] += 1
+            send(self.draw.choice(workers), signal.SIGKILL)
+        elif kind == "node":
+            node = self.draw.choice(list(self.cluster.worker_nodes))
+            self.cluster.remove_node(node, allow_graceful=False)
+            self.cluster.add_node(num_cpus=1)
         else:
-            for other in self.members:
-                assert other.pid is not None
-                for process in (other.pid, *children(other.pid)):
-                    send(process, signal.SIGKILL)
-            self.killed[kind] += 1
-        for other in self.members:
-            if kind in ("process", "machine") and (kind == "machine" or other is member):
-                other.join()
+            for pid in workers if kind == "all" else ():
+                send(pid, signal.SIGKILL)
+            self.driver.kill()
+            self.driver.join()
+        self.killed[kind] += 1
+        return True
 
     def _observe(self) -> None:
         """Note when each outcome was written; AssertionError if one is written again."""
-        for path in self.out.glob("runs/*/seed-*/run.json"):
-            with suppress(FileNotFoundError):  # locked by a process that saw it unfinished
-                status = path.stat()
-                stamp = (status.st_ino, status.st_mtime_ns)
-                first = self.written.setdefault(path, stamp)
-                if first != stamp:
-                    raise AssertionError(f"{path} was written twice")
+        for path in self.settings.out.glob(f"{RUNS}/*/seed-*/run.json"):
+            status = path.stat()
+            stamp = (status.st_ino, status.st_mtime_ns)
+            if self.written.setdefault(path, stamp) != stamp:
+                raise AssertionError(f"{path} was written twice")
+
+
+def pids() -> list[int]:
+    """Numbers of all processes of this machine."""
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+
+
+def command(pid: int) -> str:
+    """The command line of a process; empty if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
+
+
+def raylet_pids(node: Any) -> list[int]:
+    """Numbers of the processes of a node of Ray that start its workers."""
+    return [info.process.pid for info in node.all_processes.get("raylet", ())]
 
 
 def children(pid: int) -> list[int]:
     """Processes that a process has started."""
     with suppress(OSError):
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-        return [int(word) for word in text.split()]
+        texts = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+        return [int(word) for text in texts for word in text.split()]
     return []
 
 
@@ -232,50 +216,70 @@ def leftovers(out: Path) -> list[str]:
     return [str(path.relative_to(out)) for path in (*extra, *out.glob("runs/*/.*"))]
 
 
-def require_equal(sweep: Sweep, whole: Comparison, undisturbed: Path) -> None:
+def require_equal(out: Path, whole: Comparison, undisturbed: Path) -> None:
     """Refuse a sweep that differs from the undisturbed one in anything but times.
 
     Raises:
         AssertionError: with the difference.
     """
-    comparison = compare(load_settings(sweep.out))
+    comparison = compare(load_settings(out))
     checks: dict[str, Callable[[], bool]] = {
         "a run was lost": lambda: comparison.complete,
         "results differ": lambda: results(comparison) == results(whole),
-        "weights differ": lambda: weights(sweep.out) == weights(undisturbed),
-        f"left over: {leftovers(sweep.out)}": lambda: not leftovers(sweep.out),
+        "weights differ": lambda: weights(out) == weights(undisturbed),
+        f"left over: {leftovers(out)}": lambda: not leftovers(out),
     }
     for message, holds in checks.items():
         if not holds():
             raise AssertionError(message)
 
 
-def main() -> None:
+def local_cluster() -> Any:
+    """Nodes of Ray on this machine: one of the callers, two that carry out a run each."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    for _ in range(2):
+        cluster.add_node(num_cpus=1)
+    os.environ["RAY_ADDRESS"] = cluster.address
+    return cluster
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Kill as often as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--executor", choices=("processes", "local", "ray"), default="processes")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--most", type=int, default=20, help="kills in one sweep")
     parser.add_argument("--seeds", type=int, default=6, help="of each of the two encodings")
-    parser.add_argument("--processes", type=int, default=3)
-    arguments = parser.parse_args()
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--longest", type=float, default=1.0, help="seconds between two kills")
+    options = parser.parse_args(arguments)
+    cluster = local_cluster() if options.executor == "ray" else None
+    kinds, shares = ("worker", "driver", "all"), (3, 2, 1)
+    if cluster is not None:
+        kinds, shares = (*kinds, "node"), (*shares, 3)
     context = multiprocessing.get_context("forkserver")
     preloaded = ["posenc.lab.experiments.compare", "posenc.lab.experiments.tasks.symbols"]
     context.set_forkserver_preload(preloaded)
     total: Counter[str] = Counter()
     began, sweeps = time.monotonic(), 0
+    hurry()
     with tempfile.TemporaryDirectory() as folder:
-        settings = tiny(Path(folder) / "undisturbed", seeds=arguments.seeds)
-        whole = compare(replace(settings, workers=None))
-        while (kills := arguments.kills - total.total()) > 0:
+        settings = tiny(Path(folder) / "undisturbed", seeds=options.seeds, steps=options.steps)
+        whole = compare(settings)
+        while (kills := min(options.most, options.kills - total.total())) > 0:
             out = Path(folder) / f"disturbed-{sweeps}"
-            prepare(replace(settings, out=out))
             draw = random.Random(sweeps)
-            sweep = Sweep(out, context, draw, arguments.processes)
-            sweep.run(draw.choices(KILLS, weights=(3, 3, 2, 1), k=kills))
-            require_equal(sweep, whole, settings.out)
+            sweep = Sweep(replace(settings, out=out), context, draw, options.executor, cluster)
+            sweep.run(draw.choices(kinds, weights=shares, k=kills), longest=options.longest)
+            require_equal(out, whole, settings.out)
             total += sweep.killed
             sweeps += 1
             print(f"sweep {sweeps}: {dict(sweep.killed)}, equal", flush=True)
-    runs = sweeps * len(settings.trained) * arguments.seeds
+    if cluster is not None:
+        cluster.shutdown()
+    runs = sweeps * len(settings.trained) * options.seeds
     seconds = time.monotonic() - began
     print(f"{total.total()} kills ({dict(total)}) of {sweeps} sweeps in {seconds:.0f} s:")
     print(f"{runs} runs, none lost, none written twice, results and weights identical")

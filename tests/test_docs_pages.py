@@ -96,7 +96,7 @@ def test_every_command_and_option_is_described(made: dict[str, str]) -> None:
 def test_options_in_sentences_are_code(made: dict[str, str]) -> None:
     """Typography makes a dash of two hyphens elsewhere."""
     page = re.sub(r"```.*?```", "", made["reference/commands.md"], flags=re.DOTALL)
-    assert "`--join`" in page
+    assert "`--launch`" in page
     assert re.findall(r"--[a-z]+", re.sub(r"`[^`]*`", "", page)) == []
 
 

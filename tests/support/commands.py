@@ -9,14 +9,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from posenc.lab.cli import main
 from posenc.lab.cli.console import ERRORS, OUT
-from posenc.lab.experiments import workers
+from posenc.lab.experiments import executors
 from posenc.transformers.doctor import diagnosis
 from posenc.transformers.doctor.facts import LayerReading
 from tests.support.processes import forking
@@ -64,7 +63,7 @@ def forked_workers() -> Iterator[None]:
     """Workers of comparisons fork from a server that imports PyTorch once."""
     context = forking()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
+        patch.setattr(executors, "get_context", lambda _: context)
         yield
 
 

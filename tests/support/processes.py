@@ -7,7 +7,7 @@ import os
 from multiprocessing.context import BaseContext
 from unittest.mock import patch
 
-PRELOADED = ["posenc.lab.experiments.workers", "torch._dynamo"]
+PRELOADED = ["posenc.lab.experiments.executors", "torch._dynamo"]
 
 _ENVIRONMENT = dict(os.environ)
 

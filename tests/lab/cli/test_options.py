@@ -199,6 +199,16 @@ def test_the_whole_comparison_has_an_estimate_from_the_first_steps_on(
     assert re.search(r"\[1/4\] rope, seed 0: 25.0 s, about 75 s left", capsys.readouterr().err)
 
 
+def test_a_run_whose_process_died_has_one_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    display = CompareDisplay(shown=True)
+    begin(display, (("rope", 0),), steps=1000)
+    display(progress.Restarted(**RUN, reason="killed by signal 9"))
+    display(progress.RunStarted(**RUN, step=500, steps=1000))
+    assert [task.description for task in display.bars.tasks] == ["all runs", "rope, seed 0"]
+    told = " ".join(capsys.readouterr().err.split())
+    assert "rope, seed 0: killed by signal 9; another process continues it." in told
+
+
 def test_without_a_terminal_lines_say_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
     """Before the first run is finished, and seldom."""
     clock = Clock()

@@ -8,10 +8,10 @@ import multiprocessing
 import os
 import signal
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,8 +30,9 @@ from posenc.errors import (
 )
 from posenc.lab.experiments import compare as comparing
 from posenc.lab.experiments import progress as events
-from posenc.lab.experiments.compare import compare, prepare
-from posenc.lab.experiments.jobs import Outcome, TrainingJob, carry_out
+from posenc.lab.experiments.compare import compare
+from posenc.lab.experiments.executors import RETRIES
+from posenc.lab.experiments.jobs import Outcome, TrainingJob, train_and_measure
 from posenc.lab.experiments.results import Comparison, Measurement
 from posenc.lab.experiments.settings import ComparisonSettings, load_settings, resume_command
 from posenc.lab.experiments.tasks import TASKS
@@ -179,15 +180,36 @@ def test_second_interrupt_ends_at_once(
     assert not children()
 
 
-def test_killed_worker_is_told(tmp_path: Path, children: Callable[[], list[BaseProcess]]) -> None:
-    def kill() -> None:
-        for child in children():
-            assert child.pid is not None
-            os.kill(child.pid, signal.SIGKILL)
+def kill(children: Callable[[], list[BaseProcess]]) -> None:
+    for child in children():
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
 
-    settings = small(tmp_path, encodings=("rope",), steps=1_000_000)
+
+def test_run_of_a_killed_worker_goes_on_in_another(
+    finished: Undisturbed, tmp_path: Path, children: Callable[[], list[BaseProcess]]
+) -> None:
+    log = Log(events.Stepped, partial(kill, children))
+    comparison = compare(small(tmp_path, seeds=(0, 1), workers=1), progress=log)
+    assert by_point(comparison) == by_point(finished.comparison)
+    (restarted,) = log.of(events.Restarted)
+    assert restarted == events.Restarted(encoding="rope", seed=0, reason="killed by signal 9")
+    assert not children()
+
+
+def test_worker_that_is_killed_again_and_again_is_told(
+    tmp_path: Path, children: Callable[[], list[BaseProcess]]
+) -> None:
+    def progress(event: events.Event) -> None:
+        log(event)
+        if isinstance(event, events.Stepped):
+            kill(children)
+
+    log = Log()
+    settings = small(tmp_path, encodings=("rope",), references=(), steps=1_000_000)
     with pytest.raises(PosencError, match=r"rope.*killed by signal 9.*fewer workers.*--resume"):
-        compare(settings, progress=Log(events.Stepped, kill))
+        compare(settings, progress=progress)
+    assert len(log.of(events.Restarted)) == RETRIES
     assert not children()
 
 
@@ -196,7 +218,7 @@ def test_error_of_a_worker_reaches_the_caller_and_stops_the_others(tmp_path: Pat
     blocked = settings.out / "runs" / "learned" / "seed-0"
 
     def block() -> None:
-        blocked.rmdir()
+        blocked.parent.mkdir(parents=True)
         blocked.write_text("in the way")
 
     with pytest.raises(OutputError, match=r"seed-0.*Choose another folder"):
@@ -225,48 +247,19 @@ def test_other_threads_may_compare(tmp_path: Path) -> None:
         assert pool.submit(compare, settings).result().complete
 
 
-def test_joined_comparison_is_shared(finished: Undisturbed, tmp_path: Path) -> None:
-    """Both calls end with everything, of which each has done a part, and none anything twice."""
-    settings = small(tmp_path, seeds=(0, 1), workers=1)
-    prepared = threading.Event()
-    logs = Log(events.RunsPrepared, prepared.set), Log()
-    partial: list[Comparison] = []
-    with ThreadPoolExecutor() as pool:
-        first = pool.submit(compare, settings, progress=logs[0])
-        assert prepared.wait(60)
-        joined = replace(load_settings(settings.out, "join"), workers=1)
-        second = compare(joined, progress=logs[1], interim=partial.append)
-    for comparison in (first.result(), second):
-        assert comparison.complete
-        assert by_point(comparison) == by_point(finished.comparison)
-    assert sorted((e.encoding, e.seed) for log in logs for e in log.of(events.RunStarted)) == RUNS
-    for log in logs:
-        assert log.of(events.RunStarted)
-        assert [event.finished for event in log.of(events.RunFinished)] == [1, 2, 3, 4]
-    assert 1 <= len(partial) <= 3
-    assert not any(comparison.complete for comparison in partial)
+def test_two_calls_are_not_at_work_in_one_folder(tmp_path: Path) -> None:
+    settings = small(tmp_path, encodings=("learned",), references=())
+    refusals = []
 
+    def again() -> None:
+        for existing in ("resume", "replace"):
+            with pytest.raises(OutputError, match=r"another call or job is.*Wait for its end"):
+                compare(replace(settings, existing=existing))
+            refusals.append(existing)
 
-def test_joining_needs_a_comparison_of_these_settings(tmp_path: Path) -> None:
-    settings = small(tmp_path, existing="join")
-    with pytest.raises(OutputError, match=r"no settings\.json.*a file system that both share"):
-        compare(settings)
-    waiting = small(tmp_path, steps=None, budget_minutes=0.5)
-    prepare(waiting)
-    with pytest.raises(ArgumentError, match=r"batch: expected 4.*same settings"):
-        compare(replace(waiting, existing="join", batch=8))
-    with pytest.raises(ArgumentError, match=r"join.*steps are known.*--resume"):
-        compare(replace(waiting, existing="join"))
-
-
-def test_replaced_comparison_is_noticed(tmp_path: Path) -> None:
-    settings = small(tmp_path, workers=1)
-
-    def replaced() -> None:
-        compare(replace(settings, existing="replace", batch=8))
-
-    with pytest.raises(ArgumentError, match="batch: expected 8"):
-        compare(settings, progress=Log(events.RunsPrepared, replaced))
+    assert compare(settings, progress=Log(events.RunsPrepared, again)).complete
+    assert len(refusals) == 2
+    assert compare(replace(settings, existing="replace")).complete
 
 
 def test_existing_folder_is_never_overwritten(tmp_path: Path) -> None:
@@ -424,10 +417,11 @@ def outcome_of(folder: Path, *, steps: int = 2, damage: float = 0.0, **changes: 
             ]
 
     task.measure = measured
-    job = TrainingJob(encoding="rope", seed=3, steps=steps, folder=folder / "rope" / "seed-3")
+    job = TrainingJob(settings=settings, encoding="rope", seed=3, sharing=1)
     job.folder.mkdir(parents=True)
-    carry_out(job, task, settings, workers=1, stop=lambda: False, emit=lambda event: None)
-    return Outcome.read(job.folder / "run.json")
+    outcome = train_and_measure(job, task, stop=lambda: False, emit=lambda event: None)
+    assert Outcome.read(job.folder / "run.json") == outcome
+    return outcome
 
 
 @pytest.mark.parametrize(("rate", "steps", "step"), [(1e30, 2, 2), (1e39, 1, 1)])

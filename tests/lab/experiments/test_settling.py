@@ -99,7 +99,6 @@ def test_says_what_is_open_and_of_whom() -> None:
     [
         ("posenc compare --out 'my demo' --replace", "posenc compare --resume --out 'my demo'"),
         ("posenc compare", "posenc compare --resume --out posenc-compare"),
-        ("posenc compare --join shared", "posenc compare --resume --out shared"),
         ("posenc.lab.experiments.compare(…)", ""),
     ],
 )

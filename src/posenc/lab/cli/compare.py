@@ -74,17 +74,13 @@ def compare(
     out: Annotated[Path, option("Folder for runs and report.")] = Path("posenc-compare"),
     resume: Annotated[bool, flag("--resume", "Continue the comparison in --out.")] = False,
     replace: Annotated[bool, flag("--replace", "Replace the comparison in --out.")] = False,
-    join: Annotated[
-        Path | None,
-        option("Folder of a comparison to share with the processes already at work on it.", "none"),
-    ] = None,
     launch: Annotated[
-        str | None, option("Start the runs on a cluster, by submitit: slurm or local.", "none")
+        str | None,
+        option("Carry out the runs as jobs of slurm, local (submitit) or ray.", "processes"),
     ] = None,
-    nodes: Annotated[int, option("Processes to launch, each on a node.")] = 1,
     launch_options: Annotated[
         list[str] | None,
-        option("submitit option KEY=VALUE; repeatable.", "none", "--launch-option"),
+        option("Option of these jobs, KEY=VALUE; repeatable.", "none", "--launch-option"),
     ] = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -93,8 +89,7 @@ def compare(
 
     All models have the same budget, data order and initial weights. Defaults depend on the task
     (see posenc tasks). Ctrl-C finishes the step, saves, and prints the command to continue.
-    Processes on any machines that see the folder share its runs with --join, and continue those of
-    a process that died.
+    --launch hands the runs to a cluster whose machines see the folder.
 
     Examples:
 
@@ -108,29 +103,25 @@ def compare(
 
         posenc compare --resume --out book
 
-        posenc compare --join book
-
-        posenc compare --out /shared/book --launch slurm --nodes 8
+        posenc compare --out /shared/book --launch slurm --workers 8
     """
-    out = out if join is None else join
     settings = _settings(
-        out,
-        fields,
-        task_options or [],
-        existing={"join": join is not None, "resume": resume, "replace": replace},
+        out, fields, task_options or [], existing={"resume": resume, "replace": replace}
     )
-    if launch is not None:
-        _launch(settings, launch, nodes, launch_options or [])
-        return
     from posenc.lab.experiments.compare import compare as carry_out
+    from posenc.lab.experiments.executors import cluster_executor
     from posenc.lab.experiments.page import opening
     from posenc.lab.experiments.report import LiveReport, write_report
     from posenc.lab.experiments.report import numbers as numbers_of
     from posenc.lab.experiments.summary import summarise
 
+    given = _launch_options(launch_options or [])
+    executor = None if launch is None else cluster_executor(launch, out, given)
     live = LiveReport(out / "report")
     with CompareDisplay(shown=not quiet and not json) as display:
-        comparison = carry_out(settings, command=command_line(), progress=display, interim=live)
+        comparison = carry_out(
+            settings, command=command_line(), progress=display, interim=live, executor=executor
+        )
     page = write_report(comparison, out / "report", overwrite=True)
     summary, metric = summarise(comparison), comparison.headline
     opened = opening(comparison, summary)
@@ -156,9 +147,8 @@ def compare(
         raise typer.Exit(130)
 
 
-def _launch(settings: ComparisonSettings, cluster: str, nodes: int, options: list[str]) -> None:
-    """Submit jobs that join the comparison, and print where to follow them."""
-    from posenc.lab.experiments.launch import LOGS, launch
+def _launch_options(options: list[str]) -> dict[str, Any]:
+    """Values by name: JSON where they are, else texts."""
     from posenc.storage import parse_json
 
     values: dict[str, Any] = {}
@@ -175,14 +165,7 @@ def _launch(settings: ComparisonSettings, cluster: str, nodes: int, options: lis
             values[key] = parse_json(text)
         except ValueError:
             values[key] = text
-    jobs = launch(settings, cluster=cluster, nodes=nodes, options=values)
-    OUT.print(f"Submitted: {', '.join(job.job_id for job in jobs)}", soft_wrap=True)
-    OUT.print(
-        f"Report, after the first run: {settings.out / 'report' / 'index.html'}", soft_wrap=True
-    )
-    OUT.print(f"Logs: {settings.out / LOGS}", soft_wrap=True)
-    join = shlex.join(["posenc", "compare", "--join", str(settings.out)])
-    OUT.print(f"To take part, or to wait for the end: {join}", soft_wrap=True)
+    return values
 
 
 def _settings(
@@ -198,7 +181,7 @@ def _settings(
             f"--{requested[0]}", expected=f"one of {several}", got="both", remedy="Remove one."
         )
     way: Any = requested[0] if requested else "refuse"
-    stored = load_settings(out, way) if way in ("join", "resume") else None
+    stored = load_settings(out) if way == "resume" else None
     task = fields.get("task", ComparisonSettings.task if stored is None else stored.task)
     if options and task in TASKS:
         fields["options"] = parse_options(options, TASKS[task].parameters(), of=task)
@@ -324,6 +307,10 @@ class CompareDisplay(Display):
                 self._move(event, share, f"measuring {event.subject}")
             case progress.RunFinished():
                 self._finish(event)
+            case progress.Restarted():
+                self._drop(event)
+                name = f"{event.encoding}, seed {event.seed}"
+                self.emit(f"{name}: {event.reason}; another process continues it.", "yellow")
             case progress.Stopping():
                 self.resume = event.resume
                 why = "The budget is over" if event.over_budget else "Stopping"
@@ -350,11 +337,15 @@ class CompareDisplay(Display):
             self.bars.update(self.total, completed=done, note=left)
         return left
 
-    def _finish(self, event: RunFinished) -> None:
+    def _drop(self, event: RunEvent) -> None:
+        """Remove the bar of a run."""
         key = (event.encoding, event.seed)
         if key in self.tasks:
             self.bars.remove_task(self.tasks.pop(key))
         self.shares.pop(key, None)
+
+    def _finish(self, event: RunFinished) -> None:
+        self._drop(event)
         self.finished = event.finished
         left = self._advance()
         done = f"[{event.finished:>{len(str(event.runs))}}/{event.runs}]"

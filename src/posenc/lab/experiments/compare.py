@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from posenc.errors import ArgumentError, CheckpointError, PosencError
-from posenc.lab.experiments.jobs import (
-    OUTCOME,
-    SAVING,
-    Outcome,
-    Pace,
-    Prepare,
-    TrainingJob,
-    drop_state,
-)
-from posenc.lab.experiments.locks import RunLocks, make_folders, with_idle_paths
+from posenc.errors import ArgumentError, PosencError
+from posenc.lab.experiments.executors import Executor, ProcessExecutor
+from posenc.lab.experiments.jobs import OUTCOME, Job, Outcome, Pace, Prepare, TrainingJob
 from posenc.lab.experiments.progress import (
     Finished,
     Paced,
     Progress,
+    Restarted,
     RunFinished,
     RunsPrepared,
     Stopping,
@@ -37,13 +26,15 @@ from posenc.lab.experiments.settings import (
     NOT_ABOUT_RESULTS,
     RUNS,
     ComparisonSettings,
+    Record,
     open_folder,
     resume_command,
+    stop_file,
 )
 from posenc.lab.experiments.tasks import Task
-from posenc.lab.experiments.workers import Done, WorkerPool
 from posenc.lab.training.machine import available_memory, cores, describe_device, versions
 from posenc.lab.training.stopping import Deadline, interruptible
+from posenc.storage import write_bytes
 
 RESERVE = 1.25
 """Budgeted time is divided by this: measured speed varies, and the budget ends the training."""
@@ -53,8 +44,8 @@ RESUME = f"{RAISE} To go on in the same folder, add --resume."
 
 LEAST_STEPS, STEPS_MULTIPLE = 20, 10
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
-"""Seconds between two looks for an unfinished run; the pause doubles while there is none."""
+Run = tuple[str, int]
+"""Encoding and seed of a run."""
 
 
 def compare(
@@ -63,15 +54,15 @@ def compare(
     command: str | None = None,
     progress: Progress | None = None,
     interim: Callable[[Comparison], None] | None = None,
+    executor: Executor | None = None,
 ) -> Comparison:
     """Train every encoding with every seed, test each, and return what was found.
 
-    The runs are carried out by worker processes (so a script that calls this needs the usual
-    ``if __name__ == "__main__":``), and written to ``settings.out`` as they finish. Any number of
-    calls, on any machines that see that folder, share its runs (``existing="join"``): each run is
-    locked by one of them, and if that one dies, continued by another. After a
-    Ctrl-C, or when ``settings.budget_minutes`` are over, the workers finish their step and save,
-    and what is finished is returned, with ``complete=False``; a second Ctrl-C raises
+    An executor carries out the runs: worker processes (so a script that calls this needs the usual
+    ``if __name__ == "__main__":``), or a cluster. A run is written to its folder in
+    ``settings.out``; if its process dies, the executor gives it to another one, which continues
+    it. After a Ctrl-C, or when ``settings.budget_minutes`` are over, all runs finish their step and
+    save, and what is finished is returned, with ``complete=False``; a second Ctrl-C raises
     KeyboardInterrupt at once.
 
     Args:
@@ -79,18 +70,33 @@ def compare(
         command: the command line, for the record.
         progress: receives the events of ``posenc.lab.experiments.progress``.
         interim: receives the results so far after each finished run but the last.
+        executor: as ``cluster_executor`` makes them; None: processes of this machine.
 
     Raises:
         ArgumentError: when an encoding cannot serve it, a training step does not fit into memory,
-            the budget is too small, or other settings are to be resumed.
+            the budget is too small or not for a cluster, or other settings are to be resumed.
         DataError: when the text is unusable, or not the one to be resumed with.
         OutputError: when the output folder is in use, read-only or full.
         CheckpointError: when a file that is needed to resume is damaged.
+        PosencError: when the process of a run has died again and again.
     """
     began = time.perf_counter()
-    session = _Session(settings, progress or (lambda event: None), interim, command)
-    with interruptible() as stop:
-        session.work(stop, began)
+    if executor is not None:
+        if settings.budget_minutes is not None:
+            raise ArgumentError(
+                "budget_minutes",
+                expected="none: it is not known how many runs a cluster does at a time",
+                got=settings.budget_minutes,
+                remedy="Give --steps.",
+            )
+        text = None if settings.text is None else settings.text.resolve()
+        settings = replace(settings, out=settings.out.resolve(), text=text)
+    deadline = Deadline(settings.budget_minutes)
+    task = _make_task(settings, deadline)
+    with open_folder(settings, task.fingerprint) as record, interruptible() as stop:
+        session = _Session(record, task, deadline, progress or (lambda event: None), interim)
+        session.command = command
+        session.work(executor or ProcessExecutor(), stop, began)
     comparison = session.collect()
     session.emit(
         Finished(
@@ -104,76 +110,97 @@ def compare(
     return comparison
 
 
-def prepare(settings: ComparisonSettings) -> None:
-    """Make the folder of a comparison, or check that it can be continued; no run is begun.
-
-    Raises:
-        ArgumentError, DataError, OutputError, CheckpointError: as ``compare``.
-    """
-    _Session(settings, lambda event: None, None, None)
-
-
 class _Session:
     """One call of ``compare``."""
 
     def __init__(
         self,
-        settings: ComparisonSettings,
+        record: Record,
+        task: Task,
+        deadline: Deadline,
         emit: Progress,
         interim: Callable[[Comparison], None] | None,
-        command: str | None,
     ) -> None:
-        self.emit, self.interim, self.command = emit, interim, command
-        self.deadline = Deadline(settings.budget_minutes)
-        self.task = _make_task(settings, self.deadline)
-        self.record = open_folder(settings, self.task.fingerprint)
-        self.settings = self.record.settings
+        self.record, self.task, self.deadline = record, task, deadline
+        self.emit, self.interim = emit, interim
+        self.command: str | None = None
+        self.settings = settings = record.settings
+        if settings.steps is None and settings.budget_minutes is None:
+            self._decide(settings.planned_steps)
         self.runs = [(name, seed) for seed in settings.seeds for name in settings.trained]
-        make_folders([self._folder(run) for run in self.runs], settings.out / RUNS)
-        if self.settings.steps is None and self.settings.budget_minutes is None:
-            self._decide(self.settings.planned_steps)
-        self.finished: dict[tuple[str, int], Outcome] = {}
-        self.finished = self._read_new()
-        self.took: dict[tuple[str, int], float] = {}
-        self.workers = _count_workers(settings, len(self.runs) - len(self.finished))
-        emit(
+        self.finished: dict[Run, Outcome] = {}
+        for run in self.runs:
+            if (path := self._job(run).folder / OUTCOME).exists():
+                self.finished[run] = Outcome.read(path)
+
+    def work(self, executor: Executor, stop: Callable[[], bool], began: float) -> None:
+        """Do what is left to do, unless it is cut short."""
+        settings = self.settings
+        left = [run for run in self.runs if run not in self.finished]
+        width = max(1, min(settings.workers or len(left), len(left)))
+        if executor.one_machine:
+            width = _count_workers(settings, len(left))
+        self.emit(
             RunsPrepared(
                 task=settings.task,
                 title=self.task.title,
                 data=self.task.data,
                 runs=tuple(self.runs),
                 finished=len(self.finished),
-                workers=self.workers,
+                workers=width,
                 out=settings.out,
             )
         )
-
-    def work(self, stop: Callable[[], bool], began: float) -> None:
-        """Do what is left to do, with others that do the same, unless it is cut short."""
-        left = [run for run in self.runs if run not in self.finished]
         if left:
-            self._carry_out(left, stop, began)
+            with executor:
+                self._carry_out(executor, left, width, stop, began)
+            stop_file(settings.out).unlink(missing_ok=True)
         if len(self.finished) == len(self.runs):
-            for leftover in (self.settings.out / RUNS).glob(f"*/{SAVING}*"):
-                shutil.rmtree(leftover, ignore_errors=True)
+            for run in self.runs:
+                self._job(run).drop_state()  # its process may have died before it did so
+            for lock in (settings.out / RUNS).glob("*/.*.lock"):
+                lock.unlink(missing_ok=True)
 
     def _carry_out(
-        self, left: list[tuple[str, int]], stop: Callable[[], bool], began: float
+        self,
+        executor: Executor,
+        left: list[Run],
+        width: int,
+        stop: Callable[[], bool],
+        began: float,
     ) -> None:
-        try:
-            with RunLocks() as locks, WorkerPool(self.settings, self.workers) as pool:
-                if self.settings.steps is None and not self._pace(pool, left, stop, began):
-                    return
-                pool.run(
-                    self._orders(locks),
-                    done=partial(self._done, locks),
-                    not_applicable=lambda order: (
-                        isinstance(order, TrainingJob) and locks.lost(order.folder)
-                    ),
-                    **self._callbacks(lambda: stop() or self.deadline.left <= 0),
+        if self.settings.steps is None and not self._pace(executor, left, width, stop, began):
+            return
+        sharing = width if executor.one_machine else None
+
+        def done(job: Job, result: tuple[Outcome, float]) -> None:
+            assert isinstance(job, TrainingJob)  # no other was given
+            self.finished[job.encoding, job.seed], seconds = result
+            self.emit(
+                RunFinished(
+                    encoding=job.encoding,
+                    seed=job.seed,
+                    finished=len(self.finished),
+                    runs=len(self.runs),
+                    seconds=seconds,
                 )
-        except PosencError as error:
-            raise with_idle_paths(error) from error
+            )
+            if self.interim is not None and len(self.finished) < len(self.runs):
+                self.interim(self.collect())
+
+        def restarted(job: Job, reason: str) -> None:
+            assert isinstance(job, TrainingJob)  # no other was given
+            self.emit(Restarted(encoding=job.encoding, seed=job.seed, reason=reason))
+
+        executor.run(
+            [replace(self._job(run), sharing=sharing) for run in left],
+            width,
+            stop=lambda: stop() or self.deadline.left <= 0,
+            stopping=self._stopping,
+            emit=self.emit,
+            done=done,
+            restarted=restarted,
+        )
 
     def collect(self) -> Comparison:
         """Records of the finished runs."""
@@ -207,7 +234,12 @@ class _Session:
         )
 
     def _pace(
-        self, pool: WorkerPool, left: list[tuple[str, int]], stop: Callable[[], bool], began: float
+        self,
+        executor: Executor,
+        left: list[Run],
+        width: int,
+        stop: Callable[[], bool],
+        began: float,
     ) -> bool:
         """Turn the budget into steps; False if it was cut short."""
         budget = self.settings.budget_minutes
@@ -215,26 +247,34 @@ class _Session:
         names = list(dict.fromkeys(name for name, _ in left))
         paced: dict[str, tuple[float, float]] = {}
 
-        def done(message: Done) -> None:
-            assert isinstance(message.order, Pace)  # no other was given
-            assert message.paced is not None
-            paced[message.order.encoding] = message.paced
+        def done(job: Job, seconds: tuple[float, float]) -> None:
+            assert isinstance(job, Pace)  # no other was given
+            paced[job.encoding] = seconds
 
         def stopped() -> bool:
             self.deadline.require("the speed of training is measured", RESUME)
             return stop()
 
-        orders = [Pace(encoding=name, measured=name == names[0]) for name in names]
-        pool.run(orders, done=done, **self._callbacks(stopped))
+        executor.run(
+            [
+                Pace(settings=self.settings, encoding=name, measured=name == names[0])
+                for name in names
+            ],
+            width,
+            stop=stopped,
+            stopping=self._stopping,
+            emit=self.emit,
+            done=done,
+        )
         if len(paced) < len(names):
             return False
         pieces = self.task.count(names[0])
         measuring = paced[names[0]][1] / pieces * sum(self.task.count(name) for name, _ in left)
         a_step = sum(paced[name][0] for name, _ in left)
         spent = time.perf_counter() - began
-        seconds = (60 * budget - spent) / RESERVE * self.workers - measuring
+        seconds = (60 * budget - spent) / RESERVE * width - measuring
         steps = int(seconds / a_step) // STEPS_MULTIPLE * STEPS_MULTIPLE
-        least = spent + RESERVE * (measuring + LEAST_STEPS * a_step) / self.workers
+        least = spent + RESERVE * (measuring + LEAST_STEPS * a_step) / width
         if steps < LEAST_STEPS:
             raise ArgumentError(
                 "budget_minutes",
@@ -243,7 +283,7 @@ class _Session:
                 remedy=RESUME,
             )
         self._decide(steps)
-        expected = spent + RESERVE * (measuring + steps * a_step) / self.workers
+        expected = spent + RESERVE * (measuring + steps * a_step) / width
         self.emit(Paced(steps=steps, seconds=expected))
         return True
 
@@ -252,87 +292,16 @@ class _Session:
         self.record = replace(self.record, settings=self.settings)
         self.record.write()
 
-    def _folder(self, run: tuple[str, int]) -> Path:
+    def _job(self, run: Run) -> TrainingJob:
         encoding, seed = run
-        return self.settings.out / RUNS / encoding / f"seed-{seed}"
+        return TrainingJob(settings=self.settings, encoding=encoding, seed=seed)
 
-    def _orders(self, locks: RunLocks) -> Iterator[TrainingJob | None]:
-        """Claimed runs; None while other processes hold all that are left."""
-        pause = FIRST_PAUSE
-        while self._look() < len(self.runs):
-            job = self._acquire(locks)
-            if job is None:
-                until = time.monotonic() + pause
-                while time.monotonic() < until:
-                    yield None
-                pause = min(2 * pause, LONGEST_PAUSE)
-            else:
-                yield job
-                pause = FIRST_PAUSE
-
-    def _acquire(self, locks: RunLocks) -> TrainingJob | None:
-        """The first unfinished run that no process holds, locked."""
-        for encoding, seed in self.runs:
-            if (encoding, seed) in self.finished:
-                continue
-            folder = locks.acquire(self._folder((encoding, seed)))
-            if folder is None:
-                continue
-            self.record.require_unchanged()
-            if not (folder / OUTCOME).exists():
-                steps = self.settings.planned_steps
-                return TrainingJob(encoding=encoding, seed=seed, steps=steps, folder=folder)
-            drop_state(folder)  # its owner died just before it returned the folder
-            locks.release(folder)
-        return None
-
-    def _done(self, locks: RunLocks, message: Done) -> None:
-        order = message.order
-        assert isinstance(order, TrainingJob)  # no other was given
-        if locks.release(order.folder):
-            self.took[order.encoding, order.seed] = message.took
-            self._look()
-
-    def _look(self) -> int:
-        """Report runs that have newly finished, here or elsewhere; the number of finished ones."""
-        new = self._read_new()
-        if new:
-            self.record.require_unchanged()
-        for number, (run, outcome) in enumerate(new.items(), start=len(self.finished) + 1):
-            self.finished[run] = outcome
-            trained = sum(record.train_seconds for record in outcome.runs[:1])
-            self.emit(
-                RunFinished(
-                    encoding=run[0],
-                    seed=run[1],
-                    finished=number,
-                    runs=len(self.runs),
-                    seconds=self.took.get(run, trained),
-                )
-            )
-        if new and self.interim is not None and len(self.finished) < len(self.runs):
-            self.interim(self.collect())
-        return len(self.finished)
-
-    def _read_new(self) -> dict[tuple[str, int], Outcome]:
-        """Outcomes that have not been read yet."""
-        new = {}
-        for run in self.runs:
-            path = self._folder(run) / OUTCOME
-            if run not in self.finished and path.exists():
-                try:
-                    new[run] = Outcome.read(path)
-                except CheckpointError:
-                    if path.exists():  # else another process has just locked its folder
-                        raise
-        return new
-
-    def _callbacks(self, stop: Callable[[], bool]) -> dict[str, Any]:
-        def stopping() -> None:
+    def _stopping(self, failure: PosencError | None) -> None:
+        """Make all jobs save and end."""
+        write_bytes(stop_file(self.settings.out), b"")
+        if failure is None:
             resume = resume_command(self.settings.out)
             self.emit(Stopping(resume=resume, over_budget=self.deadline.left <= 0))
-
-        return {"stop": stop, "stopping": stopping, "emit": self.emit}
 
 
 def _make_task(settings: ComparisonSettings, deadline: Deadline) -> Task:
@@ -359,13 +328,14 @@ def _try_preparing(settings: ComparisonSettings, deadline: Deadline) -> None:
         deadline.require("the data is prepared", RAISE)
         return False
 
-    with WorkerPool(settings, 1) as pool:
-        pool.run(
-            [Prepare()],
+    with ProcessExecutor() as executor:
+        executor.run(
+            [Prepare(settings=settings)],
+            1,
             stop=stop,
-            stopping=lambda: None,
+            stopping=lambda failure: None,
             emit=lambda event: None,
-            done=lambda message: took.append(message.took),
+            done=lambda job, seconds: took.append(seconds),
         )
     deadline.require("the data is prepared", RAISE, seconds=took[0])
 

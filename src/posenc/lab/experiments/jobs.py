@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import math
 import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.errors import Interrupted, OutputError
+from posenc.errors import Interrupted
 from posenc.lab.codec import restore, to_plain
 from posenc.lab.experiments.progress import Event, Measuring, RunStarted, Stepped
 from posenc.lab.experiments.results import Measurement, RefusedMeasurement, TrainedRun
-from posenc.lab.experiments.settings import ComparisonSettings
+from posenc.lab.experiments.settings import RUNS, ComparisonSettings, Record, locked, stop_file
 from posenc.lab.experiments.tasks import Task
 from posenc.lab.training.checkpoint import CHECKPOINT, TrainingPlan
-from posenc.lab.training.loop import Trained, Watch, train
-from posenc.lab.training.machine import available_memory
-from posenc.storage import read_json, unwritable, write_json
+from posenc.lab.training.loop import CONTROL, Trained, Watch, train
+from posenc.lab.training.machine import available_memory, cores
+from posenc.storage import make_folder, read_json, write_json
 
 CURVE_POINTS = 60
 """Points of a training curve."""
@@ -37,31 +36,134 @@ PACE_STEPS = 8
 
 OUTCOME = "run.json"
 
-SAVING = ".model-"
-"""Prefix of the folder in which a model is saved, removed with it."""
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Prepare:
+    """Prepares the data of a comparison, to measure how long it takes."""
+
+    settings: ComparisonSettings
+
+    def __str__(self) -> str:
+        return "the preparation of the data"
+
+    def carry_out(self, emit: Callable[[Event], None]) -> float:
+        """Prepare it; the seconds that it took."""
+        began = time.perf_counter()
+        self.settings.entry.make(self.settings)
+        return time.perf_counter() - began
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingJob:
-    """The run of ``encoding`` with ``seed``, of ``steps``, in ``folder``."""
-
-    encoding: str
-    seed: int
-    steps: int
-    folder: Path
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Pace:
     """A few steps of a run to measure its speed; if ``measured``, also the time of measuring."""
 
+    settings: ComparisonSettings
     encoding: str
     measured: bool
 
+    def __str__(self) -> str:
+        return f"a few steps of {self.encoding}"
 
-@dataclass(frozen=True)
-class Prepare:
-    """The data of the task, to measure how long it takes to prepare."""
+    def carry_out(self, emit: Callable[[Event], None]) -> tuple[float, float]:
+        """Seconds that a training step takes, and that measuring takes (0 where it is not tried).
+
+        Raises:
+            Interrupted: when the comparison is to stop.
+        """
+        task = prepared(self.settings)
+        planned = plan(self.settings, self.encoding, seed=0, steps=PACE_STEPS, folder=None)
+        marks: list[float] = []  # the first step, which also allocates, ends at the first
+
+        def stepped(step: int, loss: Tensor, speed: float) -> None:
+            marks.append(time.perf_counter())
+
+        stop = stop_file(self.settings.out).exists
+        trained = train(task, planned, Watch(stop=stop, stepped=stepped))
+        seconds = (marks[-1] - marks[0]) / (len(marks) - 1)
+        if not self.measured:
+            return seconds, 0.0
+        began = time.perf_counter()
+        deque(task.measure(trained.model, self.encoding, 0, available=None), maxlen=0)
+        return seconds, time.perf_counter() - began
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainingJob:
+    """The run of ``encoding`` with ``seed``, in a folder of the comparison's.
+
+    Args:
+        settings: of the comparison.
+        encoding, seed: of the run.
+        sharing: number of jobs that share the memory of the machine; None: one per core.
+    """
+
+    settings: ComparisonSettings
+    encoding: str
+    seed: int
+    sharing: int | None = None
+
+    def __str__(self) -> str:
+        return f"the run of {self.encoding}, seed {self.seed}"
+
+    @property
+    def steps(self) -> int:
+        """Training steps."""
+        return self.settings.planned_steps
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.settings.out / RUNS / self.encoding / f"seed-{self.seed}"
+
+    def carry_out(self, emit: Callable[[Event], None]) -> tuple[Outcome, float]:
+        """Train (or continue), measure and write the run, unless it is finished.
+
+        A file lock keeps out another job of this run: a cluster's that outlived its caller, or one
+        on a machine that was taken for dead.
+
+        Returns:
+            The outcome, and the seconds that it took.
+
+        Raises:
+            Interrupted: when the comparison is to stop; what was trained is saved.
+            ArgumentError, DataError: when another comparison has replaced this one.
+            CheckpointError, OutputError: as ``train``.
+        """
+        began = time.perf_counter()
+        stop = stop_file(self.settings.out).exists
+        task = prepared(self.settings)
+        make_folder(self.folder)
+        with locked(self.folder.with_name(f".{self.folder.name}.lock"), stop=stop):
+            Record(settings=self.settings, fingerprint=task.fingerprint).require_unchanged()
+            if (path := self.folder / OUTCOME).exists():
+                outcome = Outcome.read(path)
+            else:
+                outcome = train_and_measure(self, task, stop=stop, emit=emit)
+            self.drop_state()
+        return outcome, time.perf_counter() - began
+
+    def drop_state(self) -> None:
+        """Delete the training state of the finished run."""
+        for leftover in (self.folder / CHECKPOINT, *self.folder.glob(".*.partial")):
+            leftover.unlink(missing_ok=True)
+
+
+Job = Prepare | Pace | TrainingJob
+
+_prepared: dict[str, Task] = {}
+"""The task of the comparison that this process works on, by its settings."""
+
+
+def prepared(settings: ComparisonSettings) -> Task:
+    """The task of a comparison, made once a process."""
+    key = repr(replace(settings, steps=None, budget_minutes=None))
+    if key not in _prepared:
+        _prepared.clear()
+        task = settings.entry.make(settings)
+        # Libraries allocate what they keep, which is no run's memory.
+        train(task, plan(settings, CONTROL, seed=0, steps=1, folder=None))
+        _prepared[key] = task
+    return _prepared[key]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +183,7 @@ class Outcome:
 
 
 def plan(
-    settings: ComparisonSettings, encoding: str, *, seed: int, steps: int, folder: Path
+    settings: ComparisonSettings, encoding: str, *, seed: int, steps: int, folder: Path | None
 ) -> TrainingPlan:
     """Training plan of a run, from the settings."""
     return TrainingPlan(
@@ -95,23 +197,16 @@ def plan(
     )
 
 
-def carry_out(
-    job: TrainingJob,
-    task: Task,
-    settings: ComparisonSettings,
-    *,
-    workers: int,
-    stop: Callable[[], bool],
-    emit: Callable[[Event], None],
-) -> None:
-    """Train (or continue), measure, and write the outcome; then drop the training state.
-
-    Nothing is written if the job's folder is gone, because another process has taken it over.
+def train_and_measure(
+    job: TrainingJob, task: Task, *, stop: Callable[[], bool], emit: Callable[[Event], None]
+) -> Outcome:
+    """Train (or continue), measure, and write the outcome.
 
     Raises:
         Interrupted: after ``stop`` said so; what was trained is saved.
         CheckpointError, OutputError: as ``train``.
     """
+    settings = job.settings
     planned = plan(settings, job.encoding, seed=job.seed, steps=job.steps, folder=job.folder)
     trained = train(task, planned, _watch(job, stop, emit))
     names = [v.name for v in settings.variants if v.encoding == job.encoding]
@@ -120,62 +215,22 @@ def carry_out(
         items += _curve(job, task, trained)
     if trained.diverged is None:
         available = available_memory(torch.device(settings.device))
-        share = None if available is None else available // workers
+        sharing = job.sharing or max(1, cores() // settings.threads)
+        share = None if available is None else available // sharing
         items += _measure(job, task, trained, share, stop, emit)
     else:
         items += _diverged(job, task, names, trained.diverged)
     items = [_finite(item) for item in items]
-    _save_model(job, task, trained)
+    model = job.folder / "model"
+    shutil.rmtree(model, ignore_errors=True)  # of a process that died while it saved
+    task.save(trained.model, model)
     outcome = Outcome(
         runs=tuple(_run(job, trained, name) for name in names),
         measurements=tuple(item for item in items if isinstance(item, Measurement)),
         refusals=tuple(item for item in items if isinstance(item, RefusedMeasurement)),
     )
     write_json(job.folder / OUTCOME, to_plain(outcome))
-    drop_state(job.folder)
-
-
-def drop_state(folder: Path) -> None:
-    """Delete the training state in the folder of a finished run."""
-    for leftover in (folder / CHECKPOINT, *folder.glob(".*.partial")):
-        leftover.unlink(missing_ok=True)
-
-
-def pace(
-    order: Pace, task: Task, settings: ComparisonSettings, folder: Path, stop: Callable[[], bool]
-) -> tuple[float, float]:
-    """Seconds that a training step takes, and that measuring takes (0 where it is not tried).
-
-    Raises:
-        Interrupted: after ``stop`` said so.
-    """
-    planned = plan(settings, order.encoding, seed=0, steps=PACE_STEPS, folder=folder)
-    marks: list[float] = []  # the first step, which also allocates, ends at the first
-
-    def stepped(step: int, loss: Tensor, speed: float) -> None:
-        marks.append(time.perf_counter())
-
-    trained = train(task, planned, Watch(stop=stop, stepped=stepped))
-    seconds = (marks[-1] - marks[0]) / (len(marks) - 1)
-    if not order.measured:
-        return seconds, 0.0
-    began = time.perf_counter()
-    deque(task.measure(trained.model, order.encoding, 0, available=None), maxlen=0)
-    return seconds, time.perf_counter() - began
-
-
-def _save_model(job: TrainingJob, task: Task, trained: Trained) -> None:
-    """Save the model beside the job's folder, then move it in if that is still there."""
-    model = job.folder / "model"
-    try:
-        with tempfile.TemporaryDirectory(dir=job.folder.parent, prefix=SAVING) as scratch:
-            task.save(trained.model, Path(scratch) / "model")
-            shutil.rmtree(model, ignore_errors=True)
-            (Path(scratch) / "model").rename(model)
-    except OutputError:
-        raise
-    except OSError as error:
-        raise unwritable(model, error) from error
+    return outcome
 
 
 def _watch(job: TrainingJob, stop: Callable[[], bool], emit: Callable[[Event], None]) -> Watch:

@@ -6,10 +6,11 @@ thread, with the events below in this order::
     RunsPrepared
     Paced                                  only with a budget in minutes
     RunStarted, Stepped*, Measuring*, RunFinished    for each run; up to `workers` runs interleave
+    Restarted                              when a run's process has died; its RunStarted follows
     Stopping                               only after Ctrl-C or the end of the budget
     Finished
 
-Nothing is printed here.
+Runs on a cluster report RunFinished alone. Nothing is printed here.
 """
 
 from __future__ import annotations
@@ -102,12 +103,23 @@ class RunFinished(RunEvent):
 
     Args:
         finished, runs: numbers of finished runs, and of all.
-        seconds: time of the run in this call; of its training, if another process finished it.
+        seconds: time of the run in this call.
     """
 
     finished: int
     runs: int
     seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restarted(RunEvent):
+    """The process of a run has died, and another continues the run.
+
+    Args:
+        reason: the way it died ("killed by signal 9").
+    """
+
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +153,16 @@ class Finished:
     resume: str | None
 
 
-Event = RunsPrepared | Paced | RunStarted | Stepped | Measuring | RunFinished | Stopping | Finished
+Event = (
+    RunsPrepared
+    | Paced
+    | RunStarted
+    | Stepped
+    | Measuring
+    | RunFinished
+    | Restarted
+    | Stopping
+    | Finished
+)
 
 Progress = Callable[[Event], None]

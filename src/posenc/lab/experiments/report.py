@@ -49,8 +49,6 @@ def write_report(comparison: Comparison, folder: Path | str, *, overwrite: bool 
 class LiveReport:
     """Writes the report of a comparison anew as its runs finish, in a twentieth of the time.
 
-    Several processes may do so at once.
-
     Args:
         folder: of the report.
     """

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, NoReturn
+
+from filelock import FileLock, Timeout
 
 from posenc.arguments import EXACT, Interval, check, check_fields
-from posenc.errors import ArgumentError, CheckpointError, DataError, OutputError, UnknownNameError
+from posenc.errors import (
+    ArgumentError,
+    CheckpointError,
+    DataError,
+    Interrupted,
+    OutputError,
+    UnknownNameError,
+)
 from posenc.lab.codec import restore, to_plain
 from posenc.lab.experiments import OF_TASK
 from posenc.lab.experiments.recipe import Recipe, Variant
 from posenc.lab.experiments.tasks import TASKS, TaskEntry
 from posenc.lab.experiments.tasks.common.task import TaskSettings
 from posenc.lab.training.machine import require_device
-from posenc.storage import make_folder, read_json, write_json
+from posenc.storage import make_folder, read_json, unwritable, write_json
 
 TAKEN = ("encodings", "references", "train_length", "width", "layers", "heads", "batch")
 
@@ -34,8 +44,8 @@ class ComparisonSettings(TaskSettings):
 
     Args:
         out: output folder.
-        existing: if ``out`` holds something: ``"refuse"``; ``"resume"`` or ``"join"`` a comparison
-            of the same settings, beside other processes at work on it; or ``"replace"`` one.
+        existing: if ``out`` holds something: ``"refuse"``; ``"resume"`` a comparison of the same
+            settings; or ``"replace"`` one.
         task: key of the task (``posenc.lab.experiments.tasks.TASKS``).
         options: the task's own options; see ``posenc tasks``.
         text: a file or folder of text, for tasks that read one; None: the task's own data.
@@ -191,6 +201,14 @@ KIND = "posenc comparison"
 RECORD = "settings.json"
 RUNS = "runs"
 
+LOCK = ".lock"
+"""File of the folder that a call locks while it is at work there."""
+
+
+def stop_file(out: Path) -> Path:
+    """The file whose presence makes all jobs of a comparison save and end."""
+    return out / "stop"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
@@ -225,8 +243,7 @@ class Record:
                 "out",
                 expected="the folder of a comparison",
                 got=f"{out}, which has no {RECORD}",
-                remedy="Give the folder that the comparison was written to; on another machine, "
-                "the path of a file system that both share.",
+                remedy="Give the folder that the comparison was written to.",
             )
         plain: Any = read_json(out / RECORD, remedy="Restore it from a copy, or compare anew.")
         described = plain.get("settings") if isinstance(plain, dict) else None
@@ -241,13 +258,13 @@ class Record:
         return cls(settings=settings, fingerprint=str(plain["data"]))
 
 
-def load_settings(out: Path, existing: Literal["resume", "join"] = "resume") -> ComparisonSettings:
-    """The settings of the comparison in ``out``, ready to resume or join it.
+def load_settings(out: Path) -> ComparisonSettings:
+    """The settings of the comparison in ``out``, ready to resume it.
 
     Raises:
         OutputError, CheckpointError: as ``Record.read``.
     """
-    return replace(Record.read(Path(out)).settings, existing=existing)
+    return replace(Record.read(Path(out)).settings, existing="resume")
 
 
 def resume_command(out: Path) -> str:
@@ -255,21 +272,19 @@ def resume_command(out: Path) -> str:
     return f"posenc compare --resume --out {shlex.quote(str(out))}"
 
 
-def open_folder(settings: ComparisonSettings, fingerprint: str) -> Record:
-    """Prepare the output folder; the record of the comparison in it.
+@contextmanager
+def open_folder(settings: ComparisonSettings, fingerprint: str) -> Iterator[Record]:
+    """Prepare the output folder and lock it; the record of the comparison in it.
 
     Raises:
-        OutputError: when it is in use for something else, or cannot be made.
-        ArgumentError: when a comparison of other settings is to be resumed or joined, or one
-            whose steps are not yet known is to be joined.
+        OutputError: when the folder is used by something else or another call, or cannot be made.
+        ArgumentError: when a comparison of other settings is to be resumed.
         DataError: when the data is no longer that of the comparison to be resumed.
     """
-    out = settings.out
+    out, existing = settings.out, settings.existing
     record = Record(settings=settings, fingerprint=fingerprint)
-    if settings.existing in ("resume", "join"):
-        return _resume(record)
-    occupied = out.is_file() or (out.is_dir() and any(out.iterdir()))
-    if occupied and settings.existing == "refuse":
+    occupied = out.is_file() or (out.is_dir() and any(x.name != LOCK for x in out.iterdir()))
+    if occupied and existing == "refuse":
         raise OutputError(
             "out",
             expected="a new or empty folder",
@@ -277,28 +292,60 @@ def open_folder(settings: ComparisonSettings, fingerprint: str) -> Record:
             remedy="Choose another folder, continue what is in it (--resume), or replace it "
             "(--replace).",
         )
-    if occupied:
-        Record.read(out)  # nothing is removed that is not a comparison
-        shutil.rmtree(out / RUNS, ignore_errors=True)
+    if occupied or existing == "resume":
+        Record.read(out)  # nothing is touched that is not a comparison
     make_folder(out)
-    record.write()
-    return record
+    with locked(out / LOCK):
+        if existing == "resume":
+            record = _resume(record)
+        else:
+            for job in (out / RUNS).glob("*/.*.lock"):
+                with locked(job):  # a cluster's jobs outlive the call that began them
+                    pass
+            shutil.rmtree(out / RUNS, ignore_errors=True)
+            record.write()
+        stop_file(out).unlink(missing_ok=True)
+        yield record
+
+
+@contextmanager
+def locked(path: Path, *, stop: Callable[[], bool] | None = None) -> Iterator[None]:
+    """A file lock, which a process that dies leaves free.
+
+    Args:
+        path: the file, made if it is not there.
+        stop: another process is waited for until this returns True; None: it is not waited for.
+
+    Raises:
+        OutputError: if another process holds it, or the file system refuses.
+        Interrupted: when ``stop`` says so.
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0 if stop is None else -1, cancel_check=stop or (lambda: False))
+    except Timeout as error:
+        kind = OutputError if stop is None else Interrupted
+        raise kind(
+            "out",
+            expected="a folder that nothing else is at work in",
+            got=f"{path.parent}, in which another call or job is",
+            remedy="Wait for its end, stop it, or choose another folder.",
+        ) from error
+    except OSError as error:
+        raise unwritable(path, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _resume(record: Record) -> Record:
     stored = Record.read(record.settings.out)
     _require_same(record, stored)
-    if stored.settings.steps is not None:
-        settings = replace(record.settings, steps=stored.settings.steps, budget_minutes=None)
-        return replace(record, settings=settings)
-    if record.settings.existing == "join" and stored.settings.budget_minutes is not None:
-        raise ArgumentError(
-            "join",
-            expected="a comparison whose steps are known",
-            got="one that is still measuring how many fit its budget",
-            remedy="Wait until it tells them; if it has ended, continue it with --resume.",
-        )
-    return record
+    if stored.settings.steps is None:
+        return record
+    settings = replace(record.settings, steps=stored.settings.steps, budget_minutes=None)
+    return replace(record, settings=settings)
 
 
 def _require_same(record: Record, stored: Record) -> None:

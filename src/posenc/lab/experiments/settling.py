@@ -134,7 +134,7 @@ def _resuming(command: str) -> str:
     words = shlex.split(command) if command.startswith("posenc compare") else []
     if not words:
         return ""
-    folders = [after for word, after in pairwise(words) if word in ("--out", "--join")]
+    folders = [after for word, after in pairwise(words) if word == "--out"]
     return resume_command(Path(folders[-1] if folders else "posenc-compare"))
 
 

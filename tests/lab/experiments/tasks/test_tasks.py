@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,13 @@ import torch
 
 from posenc.errors import ArgumentError, Interrupted
 from posenc.lab.experiments.compare import compare
-from posenc.lab.experiments.jobs import TrainingJob, carry_out
+from posenc.lab.experiments.executors import Executor
+from posenc.lab.experiments.jobs import Job
 from posenc.lab.experiments.page import comparison_page
 from posenc.lab.experiments.progress import Event
 from posenc.lab.experiments.settings import ComparisonSettings
 from posenc.lab.experiments.summary import summarise
 from posenc.lab.experiments.tasks import TASKS
-from posenc.lab.experiments.workers import Done
 from posenc.lab.training.checkpoint import TrainingPlan
 from posenc.lab.training.loop import Watch, seeded_model, train
 from tests.lab.experiments.tasks.small import NATURAL, frozen, make, measured, settings_of
@@ -139,42 +140,27 @@ def test_every_task_has_a_gate(name: str) -> None:
     assert measured_on_known == (name in ("language", "masked", "digits", "temperature"))
 
 
-class Alone:
-    """Stands in for the pool: does the runs here, one after the other."""
+class Here(Executor):
+    """Carries out the jobs in this process, one after the other."""
 
-    def __init__(self, settings: ComparisonSettings, count: int) -> None:
-        self.settings, self.task = settings, settings.entry.make(settings)
+    def submit(self, jobs: Sequence[Job]) -> Sequence[Future[Any]]:
+        """Their results."""
+        handles = [Future[Any]() for _ in jobs]
+        for handle, job in zip(handles, jobs, strict=True):
+            handle.set_result(job.carry_out(lambda event: None))
+        return handles
 
-    def __enter__(self) -> Alone:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
-    def run(
-        self,
-        orders: Iterable[TrainingJob | None],
-        *,
-        stop: Callable[[], bool],
-        emit: Callable[[Event], None],
-        done: Callable[[Done], None],
-        **others: object,
-    ) -> None:
-        for order in orders:
-            assert order is not None, "no other process holds a run"
-            carry_out(order, self.task, self.settings, workers=1, stop=stop, emit=emit)
-            done(Done(order=order, took=1.0))
+    def events(self) -> Iterable[Event]:
+        """None, at once."""
+        return ()
 
 
 @pytest.mark.parametrize("name", list(TASKS))
-def test_every_task_ends_in_a_report(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("posenc.lab.experiments.compare.WorkerPool", Alone)
+def test_every_task_ends_in_a_report(name: str, tmp_path: Path) -> None:
     entry = TASKS[name]
     fields = {"encodings": entry.defaults.encodings[:1], "steps": 2, "seeds": (0,), "batch": 4}
     settings = settings_of(name, tmp_path, **{**fields, **entry.sample})
-    comparison = compare(settings)
+    comparison = compare(settings, executor=Here())
     assert comparison.complete
     assert {subject.name for subject in comparison.subjects} == {v.name for v in settings.variants}
     controls = [s for s in comparison.subjects if s.role != "candidate"]

@@ -58,7 +58,7 @@ class TaskSettings(ComparisonOptions, ABC):
     """The settings of a comparison that a task is made from; see ``ComparisonSettings``."""
 
     out: Path
-    existing: Literal["refuse", "resume", "join", "replace"] = "refuse"
+    existing: Literal["refuse", "resume", "replace"] = "refuse"
     options: Mapping[str, Any] = field(default_factory=dict)
     references: Sequence[str] = OF_TASK
     threads: Count = 1
