@@ -24,6 +24,7 @@ from transformers.masking_utils import (
 
 from posenc.transformers.acceleration import accelerate, interface, masks
 from posenc.transformers.acceleration.interface import attention, keys_mask, mask
+from posenc.transformers.acceleration.patterns import Pattern
 from posenc.transformers.acceleration.routing import dense_attention
 from tests.transformers.acceleration.cases import CASES
 from tests.transformers.acceleration.test_interface import SERVED, heads, model_of
@@ -340,3 +341,15 @@ def test_layers_read_their_mask_once(key: str, reads: int, monkeypatch: pytest.M
     monkeypatch.setattr(masks, "fewest_attended", counted)
     case.outputs(model)
     assert len(seen) == reads
+
+
+def test_of_two_intervals_what_both_let_through_is_left() -> None:
+    """Packed documents in chunks, say: either may begin later, and either end first."""
+    one, other = (
+        torch.tensor([[[0, 4], [2, 9], [5, 6]]]),
+        torch.tensor([[[1, 3], [0, 7], [4, 9]]]),
+    )
+    for first, second in ((one, other), (other, one)):
+        both = Pattern(intervals=first) & Pattern(intervals=second)
+        assert both.intervals is not None
+        assert both.intervals.tolist() == [[[1, 3], [2, 7], [5, 6]]]
