@@ -149,7 +149,6 @@ test-versions: $(VENV)/.installed-test ## the demo, integrations and laws on the
 
 real: $(VENV)/.installed-test $(VENV)/.kernels ## fetch models with pretrained weights, run posenc's programs on them; half an hour
 	$(BIN)/python -m benchmarks.real_models
-	$(BIN)/python -m benchmarks.pages
 
 gpu-test: $(VENV)/.installed-test ## on a CUDA device: its trial and the tests that need one, 12 minutes
 	$(BIN)/python -m benchmarks.device --steps trial tests

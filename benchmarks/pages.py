@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks import evidence, kernels_static, real_models, tasks
+from benchmarks import evidence, kernels_static, tasks
 from benchmarks.attention.page import chosen, tables
 from benchmarks.evidence import read
 from benchmarks.measuring import RESULTS, filled
@@ -50,7 +50,6 @@ def pages() -> dict[Path, str]:
             "engines": evidence.engines(),
             "windows": evidence.windows(),
         },
-        ROOT / "docs/results/real.md": real_models.pages(read("real_models")),
         **tasks.parts(),
     }
     found = {page: filled(page.read_text(), texts) for page, texts in parts.items()}

@@ -25,7 +25,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from benchmarks.measuring import table, write_results
+from benchmarks.measuring import write_results
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -279,58 +279,6 @@ def rows(names: list[str]) -> Iterator[dict[str, object]]:
                 "seconds": round(time.perf_counter() - begin, 1),
                 "outcome": outcome,
             }
-
-
-def pages(results: dict[str, Any]) -> dict[str, str]:
-    """The parts of the page of results, from the file of them."""
-    told = {(row["model"], row["check"]): row for row in results["rows"]}
-    extended, evaluated = told["smollm2", "extended"], told["smollm2", "evaluated"]
-    of, minutes = extended["outcome"]["of"], "{:.1f} minutes".format
-    lengths = [*of["direct"]["loss"]]
-    trained = lengths[-2]
-
-    def cells(key: str) -> list[str]:
-        loss = of[key]["loss"]
-        found = of[key]["needles"][lengths[-1]]
-        return [
-            f"`{key}`",
-            *(f"{loss[length]:.3f}" for length in lengths),
-            f"{sum(found) / len(found):.0%}",
-            f"{loss[trained] / of['direct']['loss'][trained] - 1:+.1%}",
-            f"{of[key]['per_second']:,.0f}",
-        ]
-
-    head = ["method", *(f"{int(length):,}" for length in lengths)]
-    ranked = sorted(of, key=lambda key: of[key]["loss"][lengths[-1]])
-    machine = f"{results['device']}, {results['date']}, PyTorch {results['versions']['torch']}.\n"
-    return {
-        "measured": machine,
-        "evaluated": f"{evaluated['outcome']['headline']} ({minutes(evaluated['seconds'] / 60)})\n",
-        "extended": f"{extended['outcome']['headline']} ({minutes(extended['seconds'] / 60)})\n\n"
-        + table([*head, "needles found", "short texts", "tokens/s"], map(cells, ranked)),
-        "others": table(["model", "", ""], _facts(told)),
-    }
-
-
-def _facts(told: dict[tuple[str, str], dict[str, Any]]) -> Iterator[list[str]]:
-    """What the other checks found, a row each."""
-    for (model, check), row in told.items():
-        outcome = row["outcome"]
-        if check == "stretched":
-            found = f"{outcome['plain']:.2f} bits a token, with YaRN {outcome['yarn']:.2f}"
-            again = "to the bit" if outcome["restored"] else "not as it was"
-            yield [model, "last of twice the trained length", f"{found}; restored {again}"]
-        elif check == "accelerated":
-            times = ", ".join(
-                f"{n} tokens {x['time']:.2f}" for n, x in outcome["by tokens"].items()
-            )
-            yield [model, "time with `accelerate`, in multiples", times]
-        elif check == "embedded":
-            cosines = outcome["cosine of texts with other ends"]
-            shown = ", ".join(f"{name} {value:.3f}" for name, value in cosines.items())
-            yield [model, "cosine of texts that differ after 400 tokens", shown]
-        elif check == "exported":
-            yield [model, "ONNX Runtime, relative distance", f"{outcome['apart']:.0e}"]
 
 
 def main() -> None:
