@@ -40,6 +40,9 @@ RETRIES = 3
 LOGS = "launch"
 """Folder of the logs of submitit's jobs, in the comparison's."""
 
+WEEK = 7 * 24 * 60
+"""Minutes that submitit's local jobs get, instead of two."""
+
 EMIT_PAUSE, CLUSTER_PAUSE = 0.1, 0.5
 """Seconds between two looks at jobs that send events, and at jobs that do not."""
 
@@ -357,7 +360,8 @@ class SubmititExecutor(Executor):
         try:
             with _options_of("submitit", "timeout_min=60"):
                 executor = submitit.AutoExecutor(folder=folder, cluster=self._cluster)
-                executor.update_parameters(**{"name": "posenc", **self._options})
+                limit = {"timeout_min": WEEK} if self.one_machine else {}
+                executor.update_parameters(**{"name": "posenc", **limit, **self._options})
         except RuntimeError as error:
             raise ArgumentError(
                 "launch",
