@@ -316,7 +316,7 @@ class ContextSuite:
         times, width = [context.seconds for context in measured], self.lengths[-1] // BINS
 
         def beyond(of: Callable[[MeasuredContext], Sequence[float]]) -> float:
-            """What further contexts cost the model that has read them, beyond the shared ones."""
+            """The mean of that model over all its contexts, less that over the shared ones."""
             if len(all_by) <= len(measured):
                 return 0.0
             every, shared = (fmean(chain(*map(of, by))) for by in (all_by, all_by[: len(measured)]))
