@@ -82,7 +82,7 @@ class Turns:
         return self._readings()
 
     def _plan(self, cached: Mapping[str, bool]) -> str:
-        """What will be read, by the time that the first model takes for a few tokens."""
+        """A sentence on what will be read, timed by a few tokens of the first model."""
         (first, model), longest = next(iter(self.models.items())), self.suite.lengths[-1]
         tokens = self.suite.text[: min(longest, STEP) + 1].long().unsqueeze(0)
         begin = time.monotonic()
