@@ -50,7 +50,7 @@ def write_bench(report: BenchReport, folder: Path, *, command: str = "") -> None
     Raises:
         OutputError: if a file cannot be written.
     """
-    write_files(folder, bench_page(report, command), bench=report.to_json())
+    write_files(folder, bench_page(report, command), {"bench.json": report.to_json()})
 
 
 def _values(report: BenchReport) -> Iterator[MeasuredValue]:

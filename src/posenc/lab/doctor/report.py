@@ -168,7 +168,7 @@ def write_diagnosis(
     """
     facts = diagnosis.to_json() | ({} if engines is None else engines.to_json())
     page = diagnosis_page(diagnosis, folder, engines=engines, command=command)
-    write_files(out, page, doctor=facts)
+    write_files(out, page, {"doctor.json": facts})
 
 
 def _values(diagnosis: Diagnosis, name: str) -> Iterator[MeasuredValue]:

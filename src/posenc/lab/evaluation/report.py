@@ -44,7 +44,7 @@ def write_study(study: Study, folder: Path) -> Path:
         OutputError: if the folder cannot be written to.
     """
     make_folder(folder)
-    write_files(folder, study_page(study), study=study.to_json())
+    write_files(folder, study_page(study), {"study.json": study.to_json()})
     return folder / "index.html"
 
 

@@ -42,7 +42,7 @@ def write_report(comparison: Comparison, folder: Path | str, *, overwrite: bool 
     with output_folder(folder, "folder", overwrite=overwrite) as partial:
         summary = summarise(comparison)
         page = comparison_page(comparison, summary)
-        write_files(partial, page, comparison=comparison.to_json())
+        write_files(partial, page, {"comparison.json": comparison.to_json()})
     return folder / "index.html"
 
 

@@ -239,8 +239,8 @@ def styles(templates: Environment, *names: str) -> Markup:
     return Markup(colours) + Markup("").join(source(templates, name) for name in names)
 
 
-def write_files(folder: Path, page: Page, **records: Mapping[str, Any]) -> None:
-    """Write the files of a page, and each record as ``NAME.json``, into a folder that exists.
+def write_files(folder: Path, page: Page, records: Mapping[str, Any]) -> None:
+    """Write the files of a page, and records as JSON by file name, into a folder that exists.
 
     Raises:
         OutputError: if a file cannot be written.
@@ -248,7 +248,7 @@ def write_files(folder: Path, page: Page, **records: Mapping[str, Any]) -> None:
     for name, content in page.files():
         write_bytes(folder / name, content)
     for name, record in records.items():
-        write_bytes(folder / f"{name}.json", f"{json.dumps(record, indent=1)}\n".encode())
+        write_bytes(folder / name, f"{json.dumps(record, indent=1)}\n".encode())
 
 
 def _breakable(name: str) -> Markup:
