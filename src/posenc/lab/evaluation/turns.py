@@ -122,9 +122,7 @@ class Turns:
         share = (numbers[0] + len(numbers) * (turns + turn * part)) / count
         if self.seconds is not None:
             spent, longest = time.monotonic() - self._begin, max(self._took.values())
-            unread = sum(
-                not read for read in self.contexts.values()
-            )  # first contexts, all are read
+            unread = sum(not read for read in self.contexts.values())  # all will read one
             end = max(self.seconds, spent + longest * max(0.0, unread - part))
             share = max(share, spent / end)
         self._share = min(1.0, max(self._share, share))
