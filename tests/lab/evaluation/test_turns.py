@@ -14,7 +14,7 @@ from torch import nn
 from posenc.errors import Interrupted
 from posenc.lab.evaluation.candidates import Method
 from posenc.lab.evaluation.checkpoint import Checkpoint
-from posenc.lab.evaluation.choosing import unsettled
+from posenc.lab.evaluation.choosing import best, unsettled
 from posenc.lab.evaluation.progress import PLANNED
 from posenc.lab.evaluation.results import Findings, StudyReading
 from posenc.lab.evaluation.settings import Tuning
@@ -72,6 +72,23 @@ def test_a_model_that_reads_less_is_shown_with_what_all_contexts_cost() -> None:
     assert shown.loss == pytest.approx(whole.loss, abs=1e-6)
     for (place, value), (other, wanted) in zip(shown.by_position, whole.by_position, strict=True):
         assert (place, value) == (other, pytest.approx(wanted, abs=1e-4))
+
+
+def test_a_settled_model_is_shown_by_the_one_that_read_most() -> None:
+    """Of two that are alike the losses are, though one has read three contexts and one six."""
+    models = {key: Uniform(begin=512, better=4.0) for key in ("few", "many")}
+    found = Turns(
+        turns().suite, models, None, lambda readings, look: ["many"], lambda stage, share: None
+    ).read()
+    assert counts(found) == {"few": SURE_FROM, "many": 6}
+    assert found["few"].loss == pytest.approx(found["many"].loss, abs=1e-6)
+
+
+def test_needles_decide_where_they_are_surely_fewer() -> None:
+    better = study(**BASE, yarn=reading(2.3, 0.4), ntk=reading(2.5, 0.5))
+    assert best(better, tuned=False) == "yarn", "one of eight needles more is no difference"
+    blind = study(**BASE, yarn=reading(2.3, 0.0), ntk=reading(2.5, 1.0))
+    assert best(blind, tuned=False) == "ntk"
 
 
 def test_without_time_each_reads_one() -> None:
