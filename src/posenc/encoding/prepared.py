@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, Protocol, Self, TypeGuard, TypeVar, cast
 from weakref import ref
 
@@ -421,7 +422,13 @@ NO_SETTINGS = frozenset(vars(nn.Module())) - {"training"} | {"given", "prepared"
 
 def _settings(module: nn.Module) -> dict[str, object]:
     """Attributes of the module that ``nn.Module`` does not have and that results may depend on."""
-    return {n: x for n, x in vars(module).items() if n not in NO_SETTINGS}
+    return {n: x for n, x in vars(module).items() if n not in NO_SETTINGS and not _is_method(x)}
+
+
+def _is_method(x: object) -> bool:
+    """True of a method of PyTorch or posenc that a module has in place of its class's."""
+    function = x.__func__ if isinstance(x, MethodType) else None
+    return isinstance(function, FunctionType) and function.__module__.startswith(PLAIN)
 
 
 def are_known(modules: Sequence[nn.Module]) -> bool:
@@ -479,7 +486,8 @@ def is_plain(module: nn.Module) -> bool:
     """True of a layer of PyTorch or posenc that computes by its parameters, unobserved."""
     hooked = module._forward_hooks or module._forward_pre_hooks or _observes_all()
     drops = module.training and isinstance(module, nn.modules.dropout._DropoutNd)
-    changed = hooked or drops or "forward" in vars(module)
+    forward = vars(module).get("forward")
+    changed = hooked or drops or not (forward is None or _is_method(forward))
     return type(module).__module__.startswith(PLAIN) and not changed
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from torch import Tensor
+from torch.nn import functional
 from transformers.models.beit.modeling_beit import BeitRelativePositionBias
 from transformers.models.data2vec.modeling_data2vec_vision import Data2VecVisionRelativePositionBias
 
-from posenc.transformers.acceleration import accelerated
+from posenc.transformers.acceleration import accelerated, products
 from tests.distributed.conftest import pool
 
 __all__ = ["pool"]
@@ -26,6 +28,16 @@ def _indices_of_one_model() -> Iterator[None]:
         for kind in (BeitRelativePositionBias, Data2VecVisionRelativePositionBias):
             patch.setattr(kind, name, staticmethod(getattr(kind, name).__wrapped__))
         yield
+
+
+@pytest.fixture
+def counted_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of oneDNN are PyTorch's, which tests count."""
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.linear(x, weight, bias)
+
+    monkeypatch.setattr(products, "product", product)
 
 
 @pytest.fixture

@@ -193,6 +193,7 @@ def test_cross_attention_gets_no_bias_of_zeros(name: str) -> None:
 # DeBERTa
 
 
+@pytest.mark.usefixtures("counted_products")
 @pytest.mark.parametrize("key", ["deberta-padded", "deberta_v2-v3"])
 def test_each_layer_keeps_its_projections(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the embeddings, which all layers share."""

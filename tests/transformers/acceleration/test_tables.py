@@ -81,6 +81,7 @@ class Projections(TorchFunctionMode):
         return function(*given, **options or {})
 
 
+@pytest.mark.usefixtures("counted_products")
 @all_families
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_each_layer_keeps_its_projections(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -39,6 +39,7 @@ from posenc.transformers.acceleration.checking import (
     without_values,
 )
 from posenc.transformers.acceleration.growing import grow, settle
+from posenc.transformers.acceleration.products import put_products_back, take_products
 from posenc.transformers.acceleration.routing import MOVED, ORIGINAL, POSENC, Record, recorded
 
 ALREADY = "It was accelerated before and stays as it is; restore(model) first for other settings."
@@ -52,6 +53,7 @@ def accelerate(
     backend: str | Backend = "auto",
     check: bool = True,
     shortest: int | None = None,
+    linear: Literal["auto", "original"] = "auto",
 ) -> AccelerateReport:
     """Compute the attention of a transformers model with posenc, in place.
 
@@ -63,6 +65,9 @@ def accelerate(
     and where nothing is gained, a module's own attention runs. A second call changes nothing,
     unless the model was given another attention implementation since; ``restore`` undoes it.
 
+    Linear layers on a CPU compute by oneDNN where no gradient is wanted and a trial, of a second
+    once a process, shows that it is faster than the library PyTorch takes.
+
     Args:
         model: of transformers, or one that holds such a model (of peft, sentence-transformers).
         backend: of ``posenc.attend``.
@@ -71,6 +76,7 @@ def accelerate(
             over about 900 tokens; or of 2 images. Left out on the meta device, and where what holds
             the model is sharded; a sharded model is called, on every rank.
         shortest: number of keys from which on posenc computes; None: as measured for the family.
+        linear: ``"original"`` leaves linear layers as they are.
 
     Returns:
         What runs now in each module, and why.
@@ -84,6 +90,8 @@ def accelerate(
         raise _unknown(model)
     if isinstance(backend, str) and backend != "auto" and backend not in BACKENDS:
         raise UnknownNameError.of("backend", backend, ["auto", *BACKENDS])
+    if linear not in ("auto", "original"):
+        raise UnknownNameError.of("linear", linear, ["auto", "original"])
     if is_left(model):
         restore(model)
     modules = list(_modules(model))
@@ -97,6 +105,7 @@ def accelerate(
     off, notes = None, [note] if note else []
     calls: Record = []
     try:
+        products = take_products(model) if linear == "auto" else ""
         if comparison is not None:
             _change(model, modules, backend, 0)
             with recorded() as calls:
@@ -115,7 +124,7 @@ def accelerate(
     if models and not calls:
         notes.append("Layers on transformers' attention interface use posenc where they can gain.")
     tried = "" if comparison is None else comparison.tried
-    return AccelerateReport(type(model).__name__, rows, off, tried, " ".join(notes))
+    return AccelerateReport(type(model).__name__, rows, off, tried, " ".join(notes), products)
 
 
 def _comparison(
@@ -164,6 +173,7 @@ def restore(model: nn.Module) -> bool:
     """
     require_restorable(model)
     accelerated = is_switched(model) or bool(_accelerated(model))
+    put_products_back(model)
     switch_back(model)
     for module in _accelerated(model):
         put_back(module)
@@ -275,6 +285,7 @@ class AccelerateReport:
             its largest value; None if not checked.
         tried: the inputs that outputs were compared on, in words; "" if they were not.
         note: in a sentence, why nothing was changed or compared; "" if it was.
+        linear: in a sentence, what computes linear layers; "" if they were left alone.
     """
 
     model: str
@@ -282,6 +293,7 @@ class AccelerateReport:
     difference: float | None = None
     tried: str = ""
     note: str = ""
+    linear: str = ""
 
     @property
     def accelerated(self) -> int:
@@ -297,6 +309,8 @@ class AccelerateReport:
             f"  {count} × {kind}: {attention}, {reason}."
             for (kind, attention, reason), count in counts.items()
         ]
+        if self.linear:
+            lines.append(f"  {self.linear}")
         if self.difference is not None:
             lines.append(f"  Largest difference on random inputs: {self.difference:.1e}.")
             lines.append(f"  Tried: {self.tried}.")

@@ -1,0 +1,311 @@
+"""Linear layers by oneDNN: the same numbers, where they are used, and as they were afterwards."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from posenc.errors import UnknownNameError
+from posenc.transformers.acceleration import accelerate, products, restore
+from tests.testing.tiny_models import inputs_of, tiny_config
+
+WIDTH, OUTPUTS = 24, 40
+
+Layer = nn.Linear | Conv1D
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes of the inputs of each product that oneDNN computes."""
+    shapes: list[tuple[int, ...]] = []
+    product = products.product
+
+    def counted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        shapes.append(tuple(x.shape))
+        return product(x, weight, bias)
+
+    monkeypatch.setattr(products, "product", counted)
+    return shapes
+
+
+def linear() -> Layer:
+    torch.manual_seed(0)
+    return nn.Linear(WIDTH, OUTPUTS)
+
+
+def of_gpt2() -> Layer:
+    torch.manual_seed(0)
+    layer = Conv1D(OUTPUTS, WIDTH)
+    nn.init.normal_(layer.bias)
+    return layer
+
+
+def without_bias() -> Layer:
+    torch.manual_seed(0)
+    return nn.Linear(WIDTH, OUTPUTS, bias=False)
+
+
+def with_strided_bias() -> Layer:
+    layer = linear()
+    layer.bias = nn.Parameter(torch.randn(2 * OUTPUTS)[::2])
+    return layer
+
+
+def of_a_larger_weight() -> Layer:
+    layer = linear()
+    layer.weight = nn.Parameter(torch.randn(2 * OUTPUTS, WIDTH)[::2])
+    return layer
+
+
+INPUTS: dict[str, Callable[[], Tensor]] = {
+    "rows": lambda: torch.randn(7, WIDTH),
+    "batch": lambda: torch.randn(2, 3, 5, WIDTH),
+    "one": lambda: torch.randn(WIDTH),
+    "none": lambda: torch.randn(2, 0, WIDTH),
+    "transposed": lambda: torch.randn(WIDTH, 7).T,
+    "swapped": lambda: torch.randn(3, 5, WIDTH).transpose(0, 1),
+    "expanded": lambda: torch.randn(1, WIDTH).expand(6, -1),
+    "every second": lambda: torch.randn(6, 2 * WIDTH)[:, ::2],
+    "infinite": lambda: torch.full((2, WIDTH), torch.inf),
+}
+
+MADE = (linear, of_gpt2, without_bias, with_strided_bias, of_a_larger_weight)
+
+
+@pytest.mark.parametrize("make", MADE, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("given", INPUTS)
+def test_products_are_those_of_pytorch(make: Callable[[], Layer], given: str) -> None:
+    layer, x = make(), INPUTS[given]()
+    if make is of_gpt2 and given == "swapped":
+        pytest.skip("transformers' own layer takes no such input")
+    expected = deepcopy(layer).double()(x.double())
+    products.take_products(layer)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), expected.float(), equal_nan=True)
+        assert layer(x).shape == expected.shape
+
+
+@pytest.mark.parametrize("make", MADE, ids=lambda make: make.__name__)
+def test_onednn_computes_without_gradients_alone(
+    make: Callable[[], Layer], computed: list[tuple[int, ...]]
+) -> None:
+    """What a bias with gaps would be read as is a different number: it is PyTorch's."""
+    layer = make()
+    products.take_products(layer)
+    computed.clear()
+    x = torch.randn(3, WIDTH)
+    layer(x).sum().backward()
+    assert not computed
+    with torch.no_grad():
+        layer(x)
+        layer(**{"x" if isinstance(layer, Conv1D) else "input": x})
+    assert computed == ([] if make is with_strided_bias else [(3, WIDTH)] * 2)
+    layer.zero_grad()
+    layer.requires_grad_(False)
+    layer(x)
+    assert len(computed) == (0 if make is with_strided_bias else 3)
+    layer(x.requires_grad_()).sum().backward()
+    assert len(computed) == (0 if make is with_strided_bias else 3)
+    if layer.bias is not None:
+        layer.bias.requires_grad_()
+        layer(x.detach()).sum().backward()
+        assert layer.bias.grad is not None
+        assert layer.bias.grad.unique().tolist() == [3.0]
+
+
+@pytest.mark.parametrize("make", [linear, of_gpt2], ids=lambda make: make.__name__)
+def test_edits_of_weights_are_seen(make: Callable[[], Layer]) -> None:
+    """Those too that leave no trace in the parameter."""
+    layer = make().requires_grad_(False)
+    products.take_products(layer)
+    x = torch.randn(3, WIDTH)
+    layer(x)
+    layer.weight.data[1, 2] += 1
+    layer.weight.numpy()[0, 3] -= 2
+    layer.bias.numpy()[4] = 5
+    expected = deepcopy(layer).double()
+    restore(expected)
+    torch.testing.assert_close(layer(x), expected(x.double()).float())
+    layer.weight = nn.Parameter(torch.zeros_like(layer.weight), requires_grad=False)
+    assert torch.equal(layer(x), layer.bias.expand(3, -1))
+
+
+def test_contexts_that_pytorch_watches(computed: list[tuple[int, ...]]) -> None:
+    layer = linear().requires_grad_(False)
+    products.take_products(layer)
+    x, weight = torch.randn(3, WIDTH), layer.weight
+    computed.clear()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+    rows = torch.func.vmap(layer)(x)
+    torch.testing.assert_close(rows, x @ weight.T + layer.bias)
+    _, tangent = torch.func.jvp(layer, (x,), (torch.ones_like(x),))
+    torch.testing.assert_close(tangent, weight.sum(1).expand(3, -1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that jit is deprecated
+        traced = torch.jit.trace(layer, x, check_trace=False)
+    assert "mkldnn" not in str(traced.graph)
+    program = torch.export.export(layer, (x,))
+    assert "mkldnn" not in str(program.graph)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), x @ weight.T + layer.bias)
+    with pytest.raises(RuntimeError):
+        layer(x.double())
+    assert not computed
+
+
+@pytest.mark.parametrize(
+    ("factors", "used"),
+    [((2.0, 1.0, 1.0, 3.0), (1, 7, 512, 600)), ((1.0, 1.0, 1.5, 1.0), (64, 511))],
+)
+def test_rows_decide(
+    factors: tuple[float, ...],
+    used: tuple[int, ...],
+    computed: list[tuple[int, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(products, "trial", lambda *shape: factors)
+    layer = linear()
+    said = products.take_products(layer)
+    assert [f"{factor:.1f}" in said for factor in factors] == [True] * 4
+    with torch.no_grad():
+        for rows in (1, 7, 8, 63, 64, 511, 512, 600):
+            layer(torch.randn(1, rows, WIDTH))
+    assert [shape[1] for shape in computed] == [*used]
+
+
+def test_processors_without_a_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "trial", lambda *shape: (1.0,) * 4)
+    model = transformers.AutoModel.from_config(tiny_config("bert")).eval()
+    assert "PyTorch's" in accelerate(model).linear
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By shape and dtype, once; they draw none of the user's random numbers."""
+    monkeypatch.undo()  # what conftest puts in place of trials
+    products.trial.cache_clear()
+    state = torch.get_rng_state()
+    factors = products.trial(OUTPUTS, WIDTH, False, torch.float32, torch.get_num_threads())
+    assert len(factors) == len(products.ROWS)
+    assert all(factor == 1 or factor * products.GAIN >= 0.999 for factor in factors)
+    assert torch.equal(torch.get_rng_state(), state)
+    products.trial(OUTPUTS, WIDTH, False, torch.float32, torch.get_num_threads())
+    assert products.trial.cache_info().hits == 1
+    products.trial.cache_clear()
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_what_is_slower_is_not_used(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    clock = iter(range(10_000))
+    now = [0.0]
+
+    def passing(seconds: float) -> Callable[..., Tensor]:
+        def computed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            now[0] += seconds
+            return x
+
+        return computed
+
+    monkeypatch.setattr(products.time, "perf_counter", lambda: now[0] + 1e-9 * next(clock))
+    monkeypatch.setattr(products, "product", passing(0.02 if slow else 0.01))
+    monkeypatch.setattr(nn.functional, "linear", passing(0.015))
+    factor = products._times_as_fast(torch.zeros(1, 1), torch.zeros(1, 1), 10.0)
+    assert factor == 1 if slow else 1.4 < factor < 1.6
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "deberta-v2", "t5"])
+def test_models_are_restored(kind: str) -> None:
+    model = transformers.AutoModel.from_config(tiny_config(kind)).eval()
+    inputs = inputs_of(model)
+    before = {path: dict(vars(module)) for path, module in model.named_modules()}
+    state = {name: x.clone() for name, x in model.state_dict().items()}
+    with torch.no_grad():
+        expected = model(**inputs)[0]
+        report = accelerate(model)
+        assert "linear layers: oneDNN" in str(report)
+        got = model(**inputs)[0]
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+        copied, read = deepcopy(model), pickle.loads(pickle.dumps(model))
+        assert torch.equal(copied(**inputs)[0], got)
+        for name, x in model.state_dict().items():
+            assert torch.equal(x, state[name])
+        for each in (model, copied, read):
+            restore(each)
+            assert torch.equal(each(**inputs)[0], expected)
+            assert not any(products._is_taken(x, "forward") for x in each.modules())
+    for path, module in model.named_modules():
+        assert vars(module).keys() == before[path].keys()
+
+
+def test_copies_compute_with_their_own_weights() -> None:
+    layer = linear().requires_grad_(False)
+    products.take_products(layer)
+    copied = deepcopy(layer)
+    copied.weight.zero_()
+    copied.bias.zero_()
+    x = torch.randn(3, WIDTH)
+    assert not copied(x).any()
+    assert layer(x).any()
+
+
+def test_pickles_need_no_posenc() -> None:
+    layer = linear()
+    products.take_products(layer)
+    assert b"posenc" not in pickle.dumps(layer)
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_layers_that_are_left_alone() -> None:
+    hooked = linear()
+    hooked.forward = lambda x: x  # type: ignore[method-assign]
+    elsewhere = nn.Linear(WIDTH, OUTPUTS, device="meta")
+    for layer in (Doubled(WIDTH, OUTPUTS), linear().double(), hooked, elsewhere):
+        before = dict(vars(layer))
+        assert products.take_products(layer) == ""
+        assert vars(layer) == before
+
+
+def test_layers_that_change_afterwards(computed: list[tuple[int, ...]]) -> None:
+    layer = linear().requires_grad_(False)
+    products.take_products(layer)
+    x = torch.randn(3, WIDTH)
+    computed.clear()
+    assert layer.double()(x.double()).dtype == torch.float64
+    assert layer.to("meta")(x.to("meta")).is_meta
+    assert not computed
+
+
+def test_hooks_of_accelerate_around_the_method() -> None:
+    hooks = pytest.importorskip("accelerate.hooks")
+    layer = linear().requires_grad_(False)
+    x = torch.randn(3, WIDTH)
+    expected = layer(x)
+    products.take_products(layer)
+    hooks.add_hook_to_module(layer, hooks.AlignDevicesHook("cpu"))
+    assert products.put_products_back(layer)
+    assert torch.equal(layer(x), expected)
+    hooks.remove_hook_from_module(layer)
+    assert torch.equal(layer(x), expected)
+
+
+def test_reading_of_the_argument() -> None:
+    model: Any = transformers.AutoModel.from_config(tiny_config("bert")).eval()
+    assert accelerate(model, linear="original").linear == ""
+    assert not any("forward" in vars(module) for module in model.modules())
+    with pytest.raises(UnknownNameError):
+        accelerate(model, linear="fast")  # type: ignore[arg-type]
