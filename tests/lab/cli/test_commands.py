@@ -207,7 +207,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (["compare", "--test-lengths", "8"], "64 or more"),
     (["compare", "--seeds", "0"], "--seeds"),
     (["compare", "--steps", "0"], "steps"),
-    (["compare", "--steps", "9", "--budget-minutes", "3"], "both"),
+    (["compare", "--steps", "9", "--minutes", "3"], "both"),
     (["compare", "--width", "30"], "multiple of heads"),
     (["compare", "--device", "cuda:99"], "device"),
     (["compare", "--precision", "8"], "precision"),

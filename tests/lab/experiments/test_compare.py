@@ -357,7 +357,7 @@ def spend(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_budget_is_turned_into_steps_and_ends_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = small(tmp_path, encodings=("rope",), steps=None, budget_minutes=30.0)
+    settings = small(tmp_path, encodings=("rope",), steps=None, minutes=30.0)
     log = Log(events.Paced, spend(monkeypatch))
     assert not compare(settings, progress=log).complete
     (paced,), (stopping,) = log.of(events.Paced), log.of(events.Stopping)
@@ -372,14 +372,14 @@ def test_budget_too_small_says_what_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparing, "LEAST_STEPS", 10**7)
-    settings = small(tmp_path, encodings=("rope",), steps=None, budget_minutes=3.0)
-    with pytest.raises(ArgumentError, match=r"budget_minutes: expected at least \d+\.\d on this"):
+    settings = small(tmp_path, encodings=("rope",), steps=None, minutes=3.0)
+    with pytest.raises(ArgumentError, match=r"minutes: expected at least \d+\.\d on this"):
         compare(settings)
 
 
 def test_a_budget_that_is_spent_at_once_leaves_nothing(tmp_path: Path) -> None:
     """It ends the preparation of the data, which goes on in a process of its own."""
-    settings = small(tmp_path, steps=None, budget_minutes=1e-6)
+    settings = small(tmp_path, steps=None, minutes=1e-6)
     with pytest.raises(ArgumentError, match="1e-06, which ends while the data is prepared"):
         compare(settings)
     assert not settings.out.exists()
@@ -391,11 +391,11 @@ def test_a_budget_that_ends_with_the_first_steps_ends_them(
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    settings = small(tmp_path, encodings=("rope",), steps=None, budget_minutes=3.0)
+    settings = small(tmp_path, encodings=("rope",), steps=None, minutes=3.0)
     with pytest.raises(ArgumentError, match=r"speed of training is measured.*add --resume"):
         compare(settings, progress=Log(events.RunsPrepared, spend(monkeypatch)))
     assert list(scratch.iterdir()) == [], "processes that are ended leave nothing behind"
-    assert load_settings(settings.out).budget_minutes == 3.0
+    assert load_settings(settings.out).minutes == 3.0
 
 
 # Numbers that are not finite

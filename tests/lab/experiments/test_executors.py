@@ -121,8 +121,8 @@ def test_what_no_cluster_can_do_leaves_nothing(
     ):
         with pytest.raises(ArgumentError, match=message):
             cluster_executor(name, out, options)
-    settings = replace(tiny(out, seeds=1), steps=None, budget_minutes=3.0)
-    with pytest.raises(ArgumentError, match=r"budget_minutes.*--steps"):
+    settings = replace(tiny(out, seeds=1), steps=None, minutes=3.0)
+    with pytest.raises(ArgumentError, match=r"minutes.*--steps"):
         compare(settings, executor=cluster_executor("local", out, {}))
     assert not out.exists()
 

@@ -67,7 +67,7 @@ def test_wide_models_learn_slower() -> None:
         ("options", {"needle_rows": "all"}, "needle_rows: expected a value of type float"),
         ("options", {"needles": 1}, "Did you mean 'needle_rows'"),
         ("task", "langage", "Did you mean 'language'"),
-        ("budget_minutes", -1.0, "more than 0"),
+        ("minutes", -1.0, "more than 0"),
         ("device", "gpu", "cpu, cuda"),
         ("device", "meta", "cpu, cuda"),
         ("device", "cuda:99", "one that this machine has"),
@@ -86,7 +86,7 @@ def test_bad_value_is_refused_by_name(name: str, value: Any, message: str) -> No
 
 def test_steps_and_budget_exclude_each_other() -> None:
     with pytest.raises(ArgumentError, match="both"):
-        ComparisonSettings(out=OUT, steps=100, budget_minutes=5.0)
+        ComparisonSettings(out=OUT, steps=100, minutes=5.0)
 
 
 def test_variant_names_are_read_back() -> None:
@@ -96,7 +96,7 @@ def test_variant_names_are_read_back() -> None:
 
 
 def test_settings_survive_json() -> None:
-    settings = ComparisonSettings(out=OUT, text=Path("a.txt"), seeds=(3, 4), budget_minutes=2.5)
+    settings = ComparisonSettings(out=OUT, text=Path("a.txt"), seeds=(3, 4), minutes=2.5)
     assert ComparisonSettings.from_json(settings.to_json()) == settings
 
 

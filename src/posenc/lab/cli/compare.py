@@ -99,7 +99,7 @@ def compare(
 
         posenc compare --task copy --encodings t5,shaw@max_distance=0
 
-        posenc compare --budget-minutes 30 --width 128 --layers 4
+        posenc compare --minutes 30 --width 128 --layers 4
 
         posenc compare --resume --out book
 

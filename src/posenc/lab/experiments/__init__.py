@@ -60,7 +60,7 @@ class ComparisonOptions:
         Option("Test lengths, comma-separated.", "the task's multiples of --train-length", DATA),
     ] = None
     steps: Annotated[Length | None, Option("Training steps per run.", BY_TASK, TRAINING)] = None
-    budget_minutes: Annotated[
+    minutes: Annotated[
         Rate | None,
         Option("Limit of the total time, to which the steps are fitted.", "none", TRAINING),
     ] = None

@@ -61,7 +61,7 @@ def compare(
     An executor carries out the runs: worker processes (so a script that calls this needs the usual
     ``if __name__ == "__main__":``), or a cluster. A run is written to its folder in
     ``settings.out``; if its process dies, the executor gives it to another one, which continues
-    it. After a Ctrl-C, or when ``settings.budget_minutes`` are over, all runs finish their step and
+    it. After a Ctrl-C, or when ``settings.minutes`` are over, all runs finish their step and
     save, and what is finished is returned, with ``complete=False``; a second Ctrl-C raises
     KeyboardInterrupt at once.
 
@@ -82,16 +82,16 @@ def compare(
     """
     began = time.perf_counter()
     if executor is not None:
-        if settings.budget_minutes is not None:
+        if settings.minutes is not None:
             raise ArgumentError(
-                "budget_minutes",
+                "minutes",
                 expected="none: it is not known how many runs a cluster does at a time",
-                got=settings.budget_minutes,
+                got=settings.minutes,
                 remedy="Give --steps.",
             )
         text = None if settings.text is None else settings.text.resolve()
         settings = replace(settings, out=settings.out.resolve(), text=text)
-    deadline = Deadline(settings.budget_minutes)
+    deadline = Deadline(settings.minutes)
     task = _make_task(settings, deadline)
     with open_folder(settings, task.fingerprint) as record, interruptible() as stop:
         session = _Session(record, task, deadline, progress or (lambda event: None), interim)
@@ -125,7 +125,7 @@ class _Session:
         self.emit, self.interim = emit, interim
         self.command: str | None = None
         self.settings = settings = record.settings
-        if settings.steps is None and settings.budget_minutes is None:
+        if settings.steps is None and settings.minutes is None:
             self._decide(settings.planned_steps)
         self.runs = [(name, seed) for seed in settings.seeds for name in settings.trained]
         self.finished: dict[Run, Outcome] = {}
@@ -242,7 +242,7 @@ class _Session:
         began: float,
     ) -> bool:
         """Turn the budget into steps; False if it was cut short."""
-        budget = self.settings.budget_minutes
+        budget = self.settings.minutes
         assert budget is not None  # steps are undecided for no other reason
         names = list(dict.fromkeys(name for name, _ in left))
         paced: dict[str, tuple[float, float]] = {}
@@ -277,7 +277,7 @@ class _Session:
         least = spent + RESERVE * (measuring + LEAST_STEPS * a_step) / width
         if steps < LEAST_STEPS:
             raise ArgumentError(
-                "budget_minutes",
+                "minutes",
                 expected=f"at least {least / 60:.1f} on this machine",
                 got=budget,
                 remedy=RESUME,
@@ -288,7 +288,7 @@ class _Session:
         return True
 
     def _decide(self, steps: int) -> None:
-        self.settings = replace(self.settings, steps=steps, budget_minutes=None)
+        self.settings = replace(self.settings, steps=steps, minutes=None)
         self.record = replace(self.record, settings=self.settings)
         self.record.write()
 
@@ -306,7 +306,7 @@ class _Session:
 
 def _make_task(settings: ComparisonSettings, deadline: Deadline) -> Task:
     """The task, after a try whether every encoding can serve it and a step fits into memory."""
-    if settings.budget_minutes is not None:
+    if settings.minutes is not None:
         _try_preparing(settings, deadline)
     task = settings.entry.make(settings)
     device = torch.device(settings.device)

@@ -156,7 +156,7 @@ _prepared: dict[str, Task] = {}
 
 def prepared(settings: ComparisonSettings) -> Task:
     """The task of a comparison, made once a process."""
-    key = repr(replace(settings, steps=None, budget_minutes=None))
+    key = repr(replace(settings, steps=None, minutes=None))
     if key not in _prepared:
         _prepared.clear()
         task = settings.entry.make(settings)

@@ -31,7 +31,7 @@ from posenc.storage import make_folder, read_json, unwritable, write_json
 
 TAKEN = ("encodings", "references", "train_length", "width", "layers", "heads", "batch")
 
-NOT_ABOUT_RESULTS = frozenset({"out", "existing", "workers", "budget_minutes"})
+NOT_ABOUT_RESULTS = frozenset({"out", "existing", "workers", "minutes"})
 """Fields that may differ between a comparison and its continuation."""
 
 
@@ -55,8 +55,8 @@ class ComparisonSettings(TaskSettings):
             ``rope|window``, the RoPE model with attention cut to the training length.
         train_length: tokens of a training window, or whatever the task counts.
         test_lengths: test lengths; multiples of ``train_length`` by default.
-        steps: training steps. Not with ``budget_minutes``.
-        budget_minutes: limit of the whole time. The steps are chosen to fit it, by a measurement
+        steps: training steps. Not with ``minutes``.
+        minutes: limit of the whole time. The steps are chosen to fit it, by a measurement
             before training; what is not finished when it ends is saved.
         seeds: one run per encoding and seed; a seed decides initial weights and data order.
         width, layers, heads: of the model.
@@ -84,8 +84,8 @@ class ComparisonSettings(TaskSettings):
         check_fields(self)
         if self.width % self.heads:
             _refuse("width", f"a multiple of heads ({self.heads})", self.width, "Change either.")
-        if self.budget_minutes is not None and self.steps is not None:
-            _refuse("steps", "steps or budget_minutes", "both", "Leave one out.")
+        if self.minutes is not None and self.steps is not None:
+            _refuse("steps", "steps or minutes", "both", "Leave one out.")
         self._check_task()
         self._check_names()
         self._fill_lengths()
@@ -344,7 +344,7 @@ def _resume(record: Record) -> Record:
     _require_same(record, stored)
     if stored.settings.steps is None:
         return record
-    settings = replace(record.settings, steps=stored.settings.steps, budget_minutes=None)
+    settings = replace(record.settings, steps=stored.settings.steps, minutes=None)
     return replace(record, settings=settings)
 
 

@@ -65,7 +65,7 @@ class Deadline:
         """
         if self.left <= seconds:
             raise ArgumentError(
-                "budget_minutes",
+                "minutes",
                 expected="time to prepare the data, and to train and measure a little",
                 got=f"{self._minutes:g}, which ends while {stage}",
                 remedy=remedy,
