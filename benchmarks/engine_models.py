@@ -31,14 +31,10 @@ class Model:
     Args:
         make: makes a base model with a number of layers.
         inputs: makes inputs of a size: tokens, or pixels on a side.
-        sizes: to be measured.
-        unit: of the sizes.
     """
 
     make: Callable[[int], PreTrainedModel]
     inputs: Callable[[int], dict[str, Tensor]]
-    sizes: tuple[int, ...] = (128, 512, 2048, 8192)
-    unit: str = "tokens"
 
 
 def text(length: int) -> dict[str, Tensor]:
@@ -181,6 +177,16 @@ def bert(layers: int) -> PreTrainedModel:
     )
 
 
+def modernbert(layers: int) -> PreTrainedModel:
+    config = transformers.ModernBertConfig(
+        vocab_size=VOCABULARY,
+        num_hidden_layers=layers,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
+        **dict.fromkeys(("cls_token_id", "sep_token_id"), 0),
+    )
+    return transformers.ModernBertModel(config)
+
+
 def llama(layers: int) -> PreTrainedModel:
     config = transformers.LlamaConfig(
         **BASE | {"intermediate_size": 2048},
@@ -251,14 +257,15 @@ MODELS: dict[str, Model] = {
     "xlnet": Model(xlnet, text),
     "funnel": Model(funnel, text),
     "bloom": Model(bloom, text),
-    "inkling": Model(inkling, states, (1024, 4096)),
-    "inkling_sliding": Model(inkling_sliding, states, (1024, 4096)),
-    "sam": Model(sam, image, (1024,), "pixels"),
-    "vitdet": Model(vitdet, image, (1024,), "pixels"),
-    "beit": Model(beit, image, (512,), "pixels"),
-    "bert": Model(bert, text, (512, 2048)),
-    "llama": Model(llama, text, (512, 2048)),
-    "swin": Model(swin, image, (256,), "pixels"),
-    "swinv2": Model(swinv2, image, (256,), "pixels"),
-    "wav2vec2_bert": Model(wav2vec2_bert, frames, (512, 2048), "frames"),
+    "inkling": Model(inkling, states),
+    "inkling_sliding": Model(inkling_sliding, states),
+    "sam": Model(sam, image),
+    "vitdet": Model(vitdet, image),
+    "beit": Model(beit, image),
+    "bert": Model(bert, text),
+    "modernbert": Model(modernbert, text),
+    "llama": Model(llama, text),
+    "swin": Model(swin, image),
+    "swinv2": Model(swinv2, image),
+    "wav2vec2_bert": Model(wav2vec2_bert, frames),
 }

@@ -1,11 +1,13 @@
-"""Models of transformers as they are, with posenc's attention, and in other engines.
+"""Models of transformers in engines: as they are, with posenc, compiled, and exported.
 
-    python -m benchmarks.engines                                  every model, batches of 1
-    python -m benchmarks.engines --engines posenc --layers 12 --name transformers_whole \\
-        --models deberta_v2,mpnet,t5 --sizes 16x128,1x512,64x64   whole models, BATCHxSIZE
+    python -m benchmarks.engines                                        base encoders, three layers
+    python -m benchmarks.engines --models xlnet,bloom --sizes 512,16x128 --passes forward,both
+    python -m benchmarks.engines --engines posenc,ctranslate2 --models t5_scoring --sizes 512
 
-Each pair of engines is timed in a process of its own, by turns; times are medians. Writes
-``benchmarks/results/transformers.json``, or that of the name.
+Each engine runs in processes of its own, with nothing beside it: threads of some that wait would
+slow others. A time is the median of all passes of all rounds, memory what the process came to hold.
+Prints the engine that is first in each row, and writes ``benchmarks/results/engines.json``, or that
+of the name.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -28,164 +30,37 @@ from benchmarks.measuring import CLOCKS, table, write_results
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from posenc.lab.training.machine import PeakMemory
-from posenc.transformers.acceleration import accelerate, register, restore
+from posenc.transformers.acceleration import accelerate
 
 Pass = Callable[[], Any]
-
-ENGINES = (
-    "posenc",
-    "interface",
-    "onnxruntime",
-    "onnxruntime_int8",
-    "openvino",
-    "ctranslate2",
-    "ctranslate2_int8",
-)
-INTERFACE = ("bert", "llama")
-"""Models whose attention has no bias: they take ``attn_implementation="posenc"``."""
 
 MEMORY = 15 << 30
 """Bytes that a process may take; more counts as out of memory."""
 
-MEMORY_FROM = 2048
-"""Size from which on memory is measured, in both directions."""
-
 SECONDS = 420
 """Time that a process may take."""
 
+PASS_SECONDS = 4
+"""Time after which a process begins no further pass, but for the second."""
 
-def forward(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:
+
+def forward(model: torch.nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     with torch.no_grad():
         output: Tensor = model(**inputs)[0]
     return output
 
 
-def both(model: PreTrainedModel, inputs: dict[str, Tensor]) -> None:
+def both(model: torch.nn.Module, inputs: dict[str, Tensor]) -> None:
     model(**inputs)[0].square().mean().backward()
     model.zero_grad()
 
 
-def exported(model: PreTrainedModel, inputs: dict[str, Tensor], folder: Path) -> Path:
-    """The model as an ONNX file, after ONNX Runtime's optimizer for transformers."""
-    from onnxruntime.transformers.fusion_options import FusionOptions
-    from onnxruntime.transformers.optimizer import optimize_model
-
-    path = folder / "model.onnx"
-    arguments = tuple(inputs.values())
-    with torch.no_grad():
-        torch.onnx.export(
-            model, arguments, path, input_names=list(inputs), dynamo=True, verbose=False
-        )
-    fusions = FusionOptions("bert")
-    fusions.enable_embed_layer_norm = False  # quantize_dynamic makes wrong embeddings of its result
-    sizes = {"num_heads": 12, "hidden_size": 768}
-    optimized = optimize_model(
-        str(path), model_type="bert", optimization_options=fusions, opt_level=0, **sizes
-    )  # level 0: the session optimizes when it loads
-    optimized.save_model_to_file(str(path), use_external_data_format=True)
-    return path
-
-
-def onnxruntime(
-    model: PreTrainedModel, inputs: dict[str, Tensor], folder: Path, *, int8: bool = False
-) -> Pass:
-    import onnxruntime as runtime
-
-    path = exported(model, inputs, folder)
-    if int8:
-        from onnxruntime.quantization import quantize_dynamic
-
-        quantize_dynamic(path, folder / "int8.onnx")
-        path = folder / "int8.onnx"
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    names = {given.name for given in session.get_inputs()}
-    arrays = {name: value.numpy() for name, value in inputs.items() if name in names}
-    return lambda: torch.from_numpy(session.run(None, arrays)[0])
-
-
-def openvino(model: PreTrainedModel, inputs: dict[str, Tensor], folder: Path) -> Pass:
-    import openvino as engine
-
-    core = engine.Core()
-    core.set_property("CPU", {"INFERENCE_NUM_THREADS": torch.get_num_threads()})
-    settings = {"INFERENCE_PRECISION_HINT": "f32"}
-    compiled = core.compile_model(exported(model, inputs, folder), "CPU", settings)
-    names = {name for given in compiled.inputs for name in given.names}
-    arrays = {name: value.numpy() for name, value in inputs.items() if name in names}
-    return lambda: torch.from_numpy(compiled(arrays)[0])
-
-
-def ctranslate2(
-    model: PreTrainedModel, inputs: dict[str, Tensor], folder: Path, *, int8: bool = False
-) -> Pass:
-    """Log-probabilities of a target by CTranslate2, which has T5 with its decoder only."""
-    import ctranslate2 as engine
-
-    save_tokenizer(folder, model.config.vocab_size)
-    model.save_pretrained(folder)
-    converted = engine.converters.TransformersConverter(str(folder)).convert(
-        str(folder / "converted"), quantization="int8" if int8 else None
-    )
-    kind = "int8" if int8 else "float32"
-    translator = engine.Translator(
-        converted, intra_threads=torch.get_num_threads(), inter_threads=1, compute_type=kind
-    )
-    source = [f"t{number}" for number in inputs["input_ids"][0].tolist()]
-    target = [f"t{number}" for number in inputs["decoder_input_ids"][0, 1:].tolist()]
-
-    def run() -> Tensor:
-        (scores,) = translator.score_batch([source], [target], max_input_length=0)
-        return torch.tensor(scores.log_probs)
-
-    return run
-
-
-def target_scores(model: PreTrainedModel, inputs: dict[str, Tensor], logits: Tensor) -> Tensor:
-    """Log-probabilities of the target's tokens and of the end, as CTranslate2 gives them."""
-    end = torch.tensor([model.config.eos_token_id])
-    following = torch.cat([inputs["decoder_input_ids"][0, 1:], end])
-    return logits[0].log_softmax(-1).gather(-1, following.unsqueeze(-1))[:, 0]
-
-
-def by_turns(
-    own: Pass,
-    other: Pass,
-    before: Pass,
-    after: Pass,
-    rounds: int,
-    clock: Callable[[], float] = time.perf_counter,
-) -> tuple[float, float]:
-    """Median seconds of two passes that take turns; the first round is not counted."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for turn in range(rounds + 1):
-        for seconds, run, prepare, finish in (
-            (times[0], own, None, None),
-            (times[1], other, before, after),
-        ):
-            if prepare is not None:
-                prepare()
-            start = clock()
-            run()
-            if turn:
-                seconds.append(clock() - start)
-            if finish is not None:
-                finish()
-    return statistics.median(times[0]), statistics.median(times[1])
-
-
-def switches(model: PreTrainedModel, engine: str) -> tuple[Pass, Pass]:
-    """Functions that put posenc's attention under a model and take it away again."""
-    if engine == "posenc":
-        return lambda: accelerate(model, check=False), lambda: restore(model)
-    register()
-    own = model.config._attn_implementation
-    return (
-        lambda: model.set_attn_implementation("posenc"),
-        lambda: model.set_attn_implementation(own),
-    )
+def made(name: str, layers: int, size: str) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+    """A model with random weights and its inputs, the same in every process."""
+    torch.manual_seed(0)
+    entry = MODELS[name]
+    batch, tokens = parsed_size(size)
+    return entry.make(layers).eval(), rows_of(entry, batch, tokens)
 
 
 def parsed_size(text: str) -> tuple[int, int]:
@@ -200,58 +75,141 @@ def rows_of(entry: Model, batch: int, size: int) -> dict[str, Tensor]:
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
-def measure(
-    name: str, engine: str, given: str, layers: int, direction: str, clock: Callable[[], float]
-) -> dict[str, Any]:
-    """One row: seconds of transformers and of the other engine, and the largest difference."""
-    torch.manual_seed(0)
-    entry = MODELS[name]
-    batch, size = parsed_size(given)
-    model, inputs = entry.make(layers).eval(), rows_of(entry, batch, size)
-    run = forward if direction == "forward" else both
+def prepare(name: str, layers: int, size: str, folder: Path) -> None:
+    """Write inputs, outputs and the exported model of a row into a folder."""
+    model, inputs = made(name, layers, size)
     expected = forward(model, inputs)
-    tokens = batch * size
-    rounds = 9 if tokens <= 512 else 5 if tokens <= 2048 else 2
-    with tempfile.TemporaryDirectory() as folder:
-        if engine in ("posenc", "interface"):
-            before, after = switches(model, engine)
-            before()
-            found = forward(model, inputs)
-            after()
-            seconds = by_turns(
-                lambda: run(model, inputs), lambda: run(model, inputs), before, after, rounds, clock
-            )
-        else:
-            path = Path(folder)
-            other: Pass = {
-                "onnxruntime": lambda: onnxruntime(model, inputs, path),
-                "onnxruntime_int8": lambda: onnxruntime(model, inputs, path, int8=True),
-                "openvino": lambda: openvino(model, inputs, path),
-                "ctranslate2": lambda: ctranslate2(model, inputs, path),
-                "ctranslate2_int8": lambda: ctranslate2(model, inputs, path, int8=True),
-            }[engine]()
-            found = other()
-            if engine.startswith("ctranslate2"):
-                expected = target_scores(model, inputs, expected)
-            nothing: Pass = lambda: None  # noqa: E731
-            seconds = by_turns(lambda: run(model, inputs), other, nothing, nothing, rounds, clock)
-    off = float((found - expected).abs().max() / expected.abs().max())
-    return {"transformers_s": seconds[0], "engine_s": seconds[1], "difference": off}
+    if name == "t5_scoring":
+        expected = target_scores(model, inputs, expected)
+        save_tokenizer(folder / "model", model.config.vocab_size)
+        model.save_pretrained(folder / "model")
+    torch.save((inputs, expected), folder / "expected.pt")
+    with torch.no_grad():
+        torch.onnx.export(
+            model,
+            tuple(inputs.values()),
+            folder / "model.onnx",
+            input_names=list(inputs),
+            dynamo=True,
+            verbose=False,
+        )
 
 
-def memory(name: str, engine: str, given: str, layers: int, direction: str) -> dict[str, Any]:
-    """Peak memory of one pass above that of the model, in MiB."""
-    torch.manual_seed(0)
-    entry = MODELS[name]
-    model = entry.make(layers).eval()
-    if engine != "transformers":
-        switches(model, engine)[0]()
-    run = forward if direction == "forward" else both
-    inputs = rows_of(entry, *parsed_size(given))
-    run(model, entry.inputs(entry.sizes[0]))
-    peak = PeakMemory(torch.device("cpu"))
-    run(model, inputs)
-    return {"peak_MiB": peak.used() / 2**20}
+def target_scores(model: PreTrainedModel, inputs: dict[str, Tensor], logits: Tensor) -> Tensor:
+    """Log-probabilities of the target's tokens and of the end, as CTranslate2 gives them."""
+    end = torch.tensor([model.config.eos_token_id])
+    following = torch.cat([inputs["decoder_input_ids"][0, 1:], end])
+    return logits[0].log_softmax(-1).gather(-1, following.unsqueeze(-1))[:, 0]
+
+
+def in_pytorch(engine: str, name: str, layers: int, size: str, direction: str) -> Pass:
+    model, inputs = made(name, layers, size)
+    called: torch.nn.Module = model
+    if engine == "posenc":
+        accelerate(model, check=False)
+    elif engine == "compile":
+        if direction == "forward":
+            torch._inductor.config.freezing = True
+        called = torch.compile(model)
+    return partial(forward if direction == "forward" else both, called, inputs)
+
+
+def onnxruntime(folder: Path, inputs: dict[str, Tensor], *, int8: bool = False) -> Pass:
+    """After ONNX Runtime's optimizer for transformers."""
+    import onnxruntime as runtime
+    from onnxruntime.transformers.fusion_options import FusionOptions
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    path = folder / "optimized.onnx"
+    if not path.exists():
+        fusions = FusionOptions("bert")
+        fusions.enable_embed_layer_norm = False  # quantize_dynamic makes wrong embeddings of it
+        given = {"model_type": "bert", "num_heads": 12, "hidden_size": 768, "opt_level": 0}
+        optimized = optimize_model(
+            str(folder / "model.onnx"), optimization_options=fusions, **given
+        )  # level 0: the session optimizes when it loads
+        optimized.save_model_to_file(str(path), use_external_data_format=True)
+    if int8:
+        from onnxruntime.quantization import quantize_dynamic
+
+        quantize_dynamic(path, folder / "int8.onnx")
+        path = folder / "int8.onnx"
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    names = {given.name for given in session.get_inputs()}
+    arrays = {name: value.numpy() for name, value in inputs.items() if name in names}
+    return lambda: torch.from_numpy(session.run(None, arrays)[0])
+
+
+def openvino(folder: Path, inputs: dict[str, Tensor]) -> Pass:
+    import openvino as engine
+
+    core = engine.Core()
+    core.set_property("CPU", {"INFERENCE_NUM_THREADS": torch.get_num_threads()})
+    settings = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = core.compile_model(folder / "model.onnx", "CPU", settings)
+    names = {name for given in compiled.inputs for name in given.names}
+    arrays = {name: value.numpy() for name, value in inputs.items() if name in names}
+    return lambda: torch.from_numpy(compiled(arrays)[0])
+
+
+def ctranslate2(folder: Path, inputs: dict[str, Tensor], *, int8: bool = False) -> Pass:
+    """Log-probabilities of a target by CTranslate2, which has T5 with its decoder only."""
+    import ctranslate2 as engine
+
+    kind = "int8" if int8 else "float32"
+    converter = engine.converters.TransformersConverter(str(folder / "model"))
+    converted = converter.convert(str(folder / kind), quantization=kind)
+    translator = engine.Translator(
+        converted, intra_threads=torch.get_num_threads(), inter_threads=1, compute_type=kind
+    )
+    source = [f"t{number}" for number in inputs["input_ids"][0].tolist()]
+    target = [f"t{number}" for number in inputs["decoder_input_ids"][0, 1:].tolist()]
+
+    def run() -> Tensor:
+        (scores,) = translator.score_batch([source], [target], max_input_length=0)
+        return torch.tensor(scores.log_probs)
+
+    return run
+
+
+PYTORCH = ("transformers", "posenc", "compile")
+
+EXPORTED: dict[str, Callable[[Path, dict[str, Tensor]], Pass]] = {
+    "onnxruntime": onnxruntime,
+    "onnxruntime_int8": partial(onnxruntime, int8=True),
+    "openvino": openvino,
+    "ctranslate2": ctranslate2,
+    "ctranslate2_int8": partial(ctranslate2, int8=True),
+}
+
+
+def measure(
+    engine: str, name: str, layers: int, size: str, direction: str, folder: Path, clock: str
+) -> dict[str, Any]:
+    """Seconds of each pass, memory, and the largest difference from transformers."""
+    inputs, expected = torch.load(folder / "expected.pt")
+    begin = resident()
+    if engine in PYTORCH:
+        run = in_pytorch(engine, name, layers, size, direction)
+    else:
+        run = EXPORTED[engine](folder, inputs)
+    output, now = run(), CLOCKS[clock]
+    seconds: list[float] = []
+    while len(seconds) < 2 or (sum(seconds) < PASS_SECONDS and len(seconds) < 15):
+        start = now()
+        run()
+        seconds.append(now() - start)
+    row = {"seconds": seconds, "MiB": resident() - begin}
+    if output is not None:
+        row["difference"] = float((output - expected).abs().max() / expected.abs().max())
+    return row
+
+
+def resident() -> float:
+    """The most memory that the process has held, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def in_process(task: str, *arguments: object) -> dict[str, Any]:
@@ -270,85 +228,101 @@ def in_process(task: str, *arguments: object) -> dict[str, Any]:
     return result
 
 
-def shown(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows as a table."""
-    lines = []
+def measured(
+    engines: Sequence[str], name: str, layers: int, size: str, direction: str, options: Any
+) -> list[dict[str, Any]]:
+    """Rows of a model at a size, one an engine, measured in turns."""
+    batch, tokens = parsed_size(size)
+    place = {"model": name, "layers": layers, "batch": batch, "size": tokens, "pass": direction}
+    rows: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        shared = (options.threads, folder, options.clock)
+        exported = in_process("prepare", "", name, layers, size, direction, *shared)
+        for _ in range(options.rounds):
+            for engine in engines:
+                if engine not in PYTORCH and direction == "both":
+                    continue
+                row = rows.setdefault(engine, {**place, "engine": engine, "seconds": []})
+                if "failed" in row:
+                    continue
+                job = (engine, name, layers, size, direction, *shared)
+                found = exported if "failed" in exported else in_process("measure", *job)
+                row |= found | {"seconds": row["seconds"] + found.get("seconds", [])}
+    for row in rows.values():
+        row["seconds"] = None if "failed" in row else median(row["seconds"])
+    return [*rows.values()]
+
+
+def shown(rows: Sequence[dict[str, Any]], engines: Sequence[str]) -> str:
+    """Milliseconds and memory by engine, and posenc's as a multiple of the best other's."""
+    by_place: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for row in rows:
-        size = f"{row['batch']} x {row['size']}" if row.get("batch", 1) > 1 else str(row["size"])
-        key = (row["model"], size, row["pass"], row["engine"])
-        if "failed" in row:
-            lines.append((*key, row["failed"]))
-            continue
-        own, other = 1e3 * row["transformers_s"], 1e3 * row["engine_s"]
-        peaks = " → ".join(
-            "?" if peak is None else f"{peak:,.0f}" for peak in row.get("peaks_MiB", ())
-        )
-        times = (f"{own:,.1f}", f"{other:,.1f}", f"{own / other:.2f} ×")
-        lines.append((*key, *times, peaks, f"{row['difference']:.0e}"))
-    head = ("model", "size", "pass", "engine", "transformers ms", "ms", "faster", "peak MiB", "off")
-    return table(head, lines)
+        place = (row["model"], f"{row['batch']} × {row['size']}", row["pass"])
+        by_place.setdefault(place, {})[row["engine"]] = row
+    lines = []
+    for place, found in by_place.items():
+        cells = [cell(found[engine]) if engine in found else "–" for engine in engines]
+        times = {engine: row["seconds"] for engine, row in found.items() if row["seconds"]}
+        posenc, others = times.pop("posenc", None), [*times.values()]
+        ratio = f"{posenc / min(others):.2f}" if posenc and others else "–"
+        lines.append((*place, *cells, ratio))
+    return table(("model", "size", "pass", *engines, "posenc × the best other"), lines)
+
+
+def cell(row: dict[str, Any]) -> str:
+    """``88 ms, 310 MiB``, with the difference where it is more than rounding; or what failed."""
+    if "failed" in row:
+        return str(row["failed"])
+    far = row.get("difference", 0) > 1e-4
+    difference = f", off {row['difference']:.0e}" if far else ""
+    return f"{1e3 * row['seconds']:,.0f} ms, {row['MiB']:,.0f} MiB{difference}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default=",".join(MODELS), help="names, with commas")
-    parser.add_argument("--engines", default=",".join(ENGINES), help="names, with commas")
-    parser.add_argument(
-        "--sizes", help="tokens or pixels, or 16x128 for a batch of 16; of each model"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--layers", type=int, default=1, help="of each model (1)")
-    parser.add_argument("--passes", default="forward,both", help="directions, with commas")
+    parser.add_argument("--models", default="deberta_v2,t5,modernbert,bert")
+    parser.add_argument(
+        "--engines", default="transformers,compile,onnxruntime,openvino,posenc", help="with commas"
+    )
+    parser.add_argument(
+        "--sizes", default="512,16x128,2048", help="tokens or pixels, 16x128 for a batch of 16"
+    )
+    parser.add_argument("--layers", type=int, default=3, help="of each model (3)")
+    parser.add_argument("--passes", default="forward", help="forward, both, or both with a comma")
     parser.add_argument("--threads", type=int, default=2, help="of every engine (2)")
+    parser.add_argument("--rounds", type=int, default=2, help="processes for each time (2)")
     parser.add_argument(
         "--clock",
         default="wall",
         choices=list(CLOCKS),
         help="processor time is that of the process: for one thread on a machine that others share",
     )
-    parser.add_argument("--name", default="transformers", help="of the file in results")
-    parser.add_argument("--task", nargs=8, help=argparse.SUPPRESS)
+    parser.add_argument("--name", default="engines", help="of the file in results")
+    parser.add_argument("--task", nargs=9, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.task:
-        task, name, engine, size, layers, direction, threads, clock = options.task
+        task, engine, name, layers, size, direction, threads, folder, clock = options.task
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         torch.set_num_threads(int(threads))
-        job = (name, engine, size, int(layers), direction)
-        found = measure(*job, CLOCKS[clock]) if task == "measure" else memory(*job)
-        print(json.dumps(found))
+        if task == "prepare":
+            prepare(name, int(layers), size, Path(folder))
+            print("{}")
+        else:
+            job = (engine, name, int(layers), size, direction, Path(folder), clock)
+            print(json.dumps(measure(*job)))
         return
-    rows = []
+    rows: list[dict[str, Any]] = []
+    engines, kept = options.engines.split(","), ("layers", "threads", "rounds", "clock")
     for name in options.models.split(","):
-        sizes = options.sizes.split(",") if options.sizes else map(str, MODELS[name].sizes)
-        for given in sizes:
-            batch, size = parsed_size(given)
+        for size in options.sizes.split(","):
             for direction in options.passes.split(","):
-                for engine in options.engines.split(","):
-                    by_posenc = engine in ("posenc", "interface")
-                    if by_posenc and (engine == "interface") != (name in INTERFACE):
-                        continue
-                    if not by_posenc and direction == "both":
-                        continue
-                    if engine.startswith("ctranslate2") and name != "t5_scoring":
-                        continue
-                    job = (name, engine, given, options.layers, direction, options.threads)
-                    job += (options.clock,)
-                    row = {"model": name, "size": size, "pass": direction, "engine": engine}
-                    row |= {"batch": batch} if batch > 1 else {}
-                    row |= in_process("measure", *job)
-                    if by_posenc and direction == "both" and size >= MEMORY_FROM:
-                        own = ("memory", name, "transformers", *job[2:])
-                        peaks = [in_process(*own), in_process("memory", *job)]
-                        row["peaks_MiB"] = [peak.get("peak_MiB") for peak in peaks]
-                    rows.append(row)
-                    print(shown([row]).splitlines()[-1], flush=True)
-                    # After every row, as the next may take minutes.
-                    write_results(
-                        options.name,
-                        rows,
-                        layers=options.layers,
-                        threads=options.threads,
-                        clock=options.clock,
-                    )
+                rows += measured(engines, name, options.layers, size, direction, options)
+                # After every row, as the next may take minutes.
+                write_results(options.name, rows, **{key: getattr(options, key) for key in kept})
+                print(shown(rows, engines).splitlines()[-1], flush=True)
+    print(shown(rows, engines))
 
 
 if __name__ == "__main__":

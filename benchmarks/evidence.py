@@ -30,12 +30,18 @@ FAMILIES = {
     "xlnet": "XLNet",
     "bloom": "Bloom",
 }
-WHOLE = {"deberta_v2": "DeBERTa-v3-base", "mpnet": "MPNet-base", "t5": "T5-base, encoder"}
+ENCODERS = {
+    "deberta_v2": "DeBERTa-v3",
+    "t5": "T5's encoder",
+    "modernbert": "ModernBERT",
+    "bert": "BERT",
+}
 ENGINES = {
-    "posenc": "posenc",
+    "transformers": "transformers",
+    "compile": "`torch.compile`, freezing",
     "onnxruntime": "ONNX Runtime",
     "openvino": "OpenVINO",
-    "onnxruntime_int8": "ONNX Runtime, int8",
+    "posenc": "posenc",
 }
 LAYERS = {
     "modernbert": "ModernBERT-base, 64 tokens on either side",
@@ -121,49 +127,58 @@ def task(run: str, metric: str, lengths: Sequence[int]) -> str:
 
 def families() -> str:
     """Times faster than transformers, of families with a bias."""
-    rows = read("transformers_amd")["rows"]
+    seconds = {
+        (row["engine"], row["model"], row["size"], row["pass"]): row["seconds"]
+        for row in read("families")["rows"]
+        if row["seconds"]
+    }
     times = {
-        (row["model"], row["size"], row["pass"]): row["transformers_s"] / row["engine_s"]
-        for row in rows
-        if row["engine"] == "posenc"
-        and row.get("layers", 1) == 1
-        and row["transformers_s"]
-        and row["engine_s"]
+        place: seconds["transformers", *place] / own
+        for (engine, *rest), own in seconds.items()
+        if engine == "posenc" and ("transformers", *(place := tuple(rest))) in seconds
     }
     sizes = [128, 512, 2048, 8192]
     head = ("tokens", *FAMILIES.values())
     return table(head, ((f"{size:,}", *(pair(times, m, size) for m in FAMILIES)) for size in sizes))
 
 
-def whole() -> str:
-    """Times faster than transformers, of whole encoders, by rows and tokens."""
-    times = {
-        (row["model"], (row.get("batch", 1), row["size"]), row["pass"]): row["transformers_s"]
-        / row["engine_s"]
-        for row in read("transformers_whole")["rows"]
-    }
-    sizes = [(64, 64), (16, 128), (1, 512), (16, 256)]
-    head = ("12 layers, rows × tokens", *(f"{rows} × {tokens}" for rows, tokens in sizes))
-    return table(
-        head, ((label, *(pair(times, m, size) for size in sizes)) for m, label in WHOLE.items())
-    )
-
-
 def engines() -> str:
-    """Times faster than transformers in the same run, of posenc and of inference engines."""
-    times = {
-        (row["engine"], row["size"]): row["transformers_s"] / row["engine_s"]
-        for row in read("transformers_engines")["rows"]
-    }
-    sizes = [512, 2048]
-    head = ("tokens", *(f"{size:,}" for size in sizes))
-    return table(
-        head,
-        (
-            (label, *(f"{times[key, n]:.2f}" if (key, n) in times else "–" for n in sizes))
-            for key, label in ENGINES.items()
-        ),
-    )
+    """Milliseconds and memory of encoders in engines, a table a processor."""
+    parts = []
+    for name in ("engines_amd", "engines_intel"):
+        if not (RESULTS / f"{name}.json").exists():
+            continue
+        results = read(name)
+        settings, versions = results["settings"], results["versions"]
+        parts.append(
+            f"{results['device']}, {settings['threads']} threads, {results['date']}, PyTorch "
+            f"{versions['torch']}, transformers {versions['transformers']}:\n\n"
+        )
+        parts.append(_beside(results["rows"]))
+    return "\n".join(parts)
+
+
+def _beside(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line a model and size; the shortest time bold."""
+    places: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        size = f"{row['batch']} × {row['size']:,}"
+        places.setdefault((ENCODERS[row["model"]], size), {})[row["engine"]] = row
+    lines = []
+    for place, found in places.items():
+        times = {engine: row["seconds"] for engine, row in found.items() if row["seconds"]}
+        best = min(times, key=lambda engine: times[engine])
+        cells = [
+            _time(found[engine], bold=engine == best) if engine in times else "–"
+            for engine in ENGINES
+        ]
+        lines.append((*place, *cells))
+    return table(("milliseconds / MiB", "rows × tokens", *ENGINES.values()), lines)
+
+
+def _time(row: Mapping[str, Any], *, bold: bool) -> str:
+    time = f"{1e3 * row['seconds']:,.0f}"
+    return f"{f'**{time}**' if bold else time} / {row['MiB']:,.0f}"
 
 
 def windows() -> str:
@@ -178,6 +193,55 @@ def windows() -> str:
     return table(
         head, ((label, *(pair(times, m, size) for size in sizes)) for m, label in LAYERS.items())
     )
+
+
+def real() -> dict[str, str]:
+    """Parts of the page of real models, by name."""
+    results = read("real_models")
+    found = {(row["model"], row["check"]): row["outcome"] for row in results["rows"]}
+    taken = {(row["model"], row["check"]): row["seconds"] for row in results["rows"]}
+    read_by, extended = (found["smollm2", check] for check in ("evaluated", "extended"))
+    moved, sentences = found["smollm2", "stretched"], found["minilm", "embedded"]
+    cosines = sentences["cosine of texts with other ends"]
+    lines = [
+        ("SmolLM2, the last 512 of 16,384 tokens, bits a token", f"{moved['plain']:.2f}"),
+        ('… with YaRN by `stretch(model, "yarn", factor=2)`', f"{moved['yarn']:.2f}"),
+        ("… its outputs after `restore`", "the same bits" if moved["restored"] else "others"),
+        ("MiniLM, cosine of two texts with other ends, as it was", f"{cosines['as it was']:.3f}"),
+        (f"… read to {sentences['longest']} tokens", f"{cosines['extended']:.3f}"),
+    ]
+    for model, label in (("smollm2", "SmolLM2"), ("minilm", "MiniLM")):
+        for tokens, row in found[model, "accelerated"]["by tokens"].items():
+            what = f"{label}, time of a pass over {tokens} tokens, `accelerate` ÷ without"
+            lines.append((what, f"{row['time']:.2f}"))
+        apart = found[model, "exported"]["apart"]
+        lines.append((f"{label} in ONNX Runtime, largest difference", f"{apart:.0e}"))
+    minutes = {check: taken["smollm2", check] / 60 for check in ("evaluated", "extended")}
+    return {
+        "measured": f"{results['device']}, {results['machine']['threads']} threads, PyTorch "
+        f"{results['versions']['torch']}, {results['date']}.\n",
+        "evaluated": f"{read_by['headline']} ({minutes['evaluated']:.0f} minutes).\n\n"
+        + _by_length(read_by["of"]),
+        "extended": f"{extended['headline']} ({minutes['extended']:.0f} minutes).\n\n"
+        + _by_length(extended["of"]),
+        "others": table(("", "measured"), lines),
+    }
+
+
+def _by_length(models: Mapping[str, Any]) -> str:
+    """Loss and needles found by length, a line a model."""
+    lengths = list(next(iter(models.values()))["loss"])
+    lines = [
+        (
+            f"`{name}`",
+            *(
+                f"{row['loss'][n]:.2f}, {sum(row['needles'][n]):.0f} of {len(row['needles'][n])}"
+                for n in lengths
+            ),
+        )
+        for name, row in models.items()
+    ]
+    return table(("bits a token, needles", *(f"{int(n):,}" for n in lengths)), lines)
 
 
 def pair(times: Mapping[tuple[str, Any, str], float], model: str, size: Any) -> str:

@@ -17,17 +17,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from benchmarks.engine_models import MODELS
-from benchmarks.engines import by_turns
 from benchmarks.measuring import CLOCKS, RESULTS, write_results
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, DynamicCache, PreTrainedModel
@@ -169,6 +169,32 @@ def measure(name: str, size: int, direction: str, rounds: int, clock: str) -> di
     row = {"model": name, "tokens": size, "direction": direction, "rounds": rounds}
     row |= {"difference": off, "transformers": own / steps, "posenc": other / steps}
     return row | {"times faster": own / other}
+
+
+def by_turns(
+    own: Callable[[], Any],
+    other: Callable[[], Any],
+    before: Callable[[], Any],
+    after: Callable[[], Any],
+    rounds: int,
+    clock: Callable[[], float],
+) -> tuple[float, float]:
+    """Median seconds of two passes that take turns; the first round is not counted."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(rounds + 1):
+        for seconds, run, prepare, finish in (
+            (times[0], own, None, None),
+            (times[1], other, before, after),
+        ):
+            if prepare is not None:
+                prepare()
+            start = clock()
+            run()
+            if turn:
+                seconds.append(clock() - start)
+            if finish is not None:
+                finish()
+    return statistics.median(times[0]), statistics.median(times[1])
 
 
 @torch.no_grad()

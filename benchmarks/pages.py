@@ -43,10 +43,10 @@ def pages() -> dict[Path, str]:
         },
         ROOT / "README.md": {"attention": short, "demo": evidence.text()},
         ROOT / "docs/results/language.md": {"demo": evidence.language()},
+        ROOT / "docs/results/real.md": evidence.real(),
         ROOT / "docs/choose/index.md": evidence.choosing(),
         ROOT / "docs/guides/accelerate.md": {
             "families": evidence.families(),
-            "whole": evidence.whole(),
             "engines": evidence.engines(),
             "windows": evidence.windows(),
         },
