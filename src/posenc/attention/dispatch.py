@@ -7,8 +7,7 @@ The rules were measured on CPU cores with heads of 64 by ``benchmarks.dispatch``
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -22,7 +21,6 @@ from posenc.attention.backends.common.base import (
     RARE,
     ROTATION_ALONE,
     SLOW_MKL,
-    Attend,
     Backend,
     Plan,
     QueryKernel,
@@ -32,11 +30,8 @@ from posenc.attention.backends.common.fused import are_few, shares_few
 from posenc.attention.call import Call
 from posenc.attention.problem.lowering import is_constant_table
 from posenc.attention.problem.problem import Problem
-from posenc.encoding import DistanceFunction, Encoding, LowRank, Rotation
-from posenc.encoding.prepared import active, regular_kind, reused_later, stored, wants_gradients
+from posenc.encoding import LowRank, Rotation
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
-from posenc.grid import Grid
-from posenc.layout import Layout
 from posenc.registration import Registry
 from posenc.runtime import is_exporting, is_transformed, needs_dispatch
 
@@ -231,11 +226,12 @@ def choose(call: Call, backend: str | Backend) -> Choice:
     return Choice(chosen, plan, NAMED, {})
 
 
-def _preparing(call: Call, choice: Choice) -> Iterator[tuple[Backend, Plan]]:
-    """Backends by which calls like this one may be prepared, the fastest first, and their plans.
+def preparing(call: Call) -> Iterator[Plan]:
+    """Plans by which calls like this one may be prepared, the fastest first.
 
     Prepared, the compiled kernels are faster for few logits too.
     """
+    choice = _choose(call)
     native, problem = BACKENDS["native"], call.problem(rotate)
     ahead = any(native.has_advantage(x, problem, prepared=True) for x in ADVANTAGES)
     faster = [native] if ahead else []
@@ -243,7 +239,7 @@ def _preparing(call: Call, choice: Choice) -> Iterator[tuple[Backend, Plan]]:
     for backend in dict.fromkeys([*faster, choice.backend, *others]):
         plan = choice.plan if backend is choice.backend else _plan(backend, call)
         if isinstance(plan, Plan):
-            yield backend, plan
+            yield plan
 
 
 def refusals(call: Call) -> dict[str, str]:
@@ -312,7 +308,7 @@ def query_kernel(q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel
     None where PyTorch's own operations serve, for gradients, and where calls are traced, watched or
     transformed.
     """
-    if needs_dispatch(q, k, v) or is_transformed():
+    if needs_dispatch(q, k, v):
         return None
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return None
@@ -331,82 +327,3 @@ def preference(device: torch.device, problem: Problem) -> tuple[Rule, list[str]]
     if facts.on_cpu and "blockwise" in rule.order and facts.logits <= SMALL:
         return rule, [name for name in rule.order if name != "blockwise"]
     return rule, list(rule.order)
-
-
-def kind_of(call: Call) -> Hashable | None:
-    """Shapes, strides and dtypes, layouts by value, and options of a call; None if not repeatable.
-
-    Calls with gradients, dropout or sinks, in graphs or dispatch modes, and on other devices than
-    CPUs are not. The call may be invalid; no tensor is read.
-    """
-    if active() is None:
-        return None
-    q, k, v, grid, encoding = call.q, call.k, call.v, call.grid, call.encoding
-    if not (type(grid) is Grid and isinstance(encoding, Encoding)):
-        return None
-    # True equals 1, and would find its kind.
-    if type(call.dropout) not in (float, int):
-        return None
-    if not {type(call.scale), type(call.softcap)} <= {float, int, type(None)}:
-        return None
-    for x in (q, k, v):
-        if not (type(x) is Tensor and x.is_cpu and x.layout is torch.strided) or x.is_nested:
-            return None
-    if call.dropout or call.sinks is not None or grid.intervals is not None:
-        return None
-    if call.global_softmax or call.counter_dropout or needs_dispatch(q, k, v) or is_transformed():
-        return None
-    if torch.is_autocast_enabled("cpu") or is_exporting() or wants_gradients((q, k, v)):
-        return None
-    images = grid.query.start is None and grid.dense
-    query = _layout_kind(grid.query, image=images)
-    key = query if grid.key is grid.query else _layout_kind(grid.key, image=images)
-    if query is None or key is None:
-        return None
-    of_tensors = (q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype)
-    of_values = (v.shape, v.stride(), v.dtype)
-    return of_tensors, of_values, query, key, grid.band, call.scale, call.softcap
-
-
-def prepared_attention(call: Call, kind: Hashable) -> Attend | None:
-    """Attention that an earlier call of a kind prepared, or None.
-
-    Such calls are valid but for their layouts.
-    """
-    attend: Attend | None = stored("attend", kind, layers=(call.encoding,))
-    return attend
-
-
-def prepare_repeated(call: Call, kind: Hashable) -> Attend | None:
-    """Attention of a valid call's kind, prepared at its second call; None before."""
-    return reused_later(partial(_prepared, call), "attend", kind, layers=(call.encoding,))
-
-
-def _layout_kind(layout: Layout, *, image: bool) -> Hashable | None:
-    """A regular layout, or that of a whole image, by value; None for others.
-
-    Of an image nothing reads the order, and all tokens before its cells are special.
-    """
-    known = layout.start is not None and layout.special is None
-    if image:
-        known = layout.extent is not None
-    plain = layout.document is None and layout.valid is None and layout.signal is None
-    if not (known and plain) or layout.positions.requires_grad:
-        return None
-    return regular_kind(layout)
-
-
-def _prepared(call: Call) -> Attend | None:
-    """Attention of calls like this one, planned once; None where that is of no use."""
-    if not (call.q.numel() and call.k.numel() and call.v.numel()):
-        return None
-    score = call.encoding.score
-    if score is not None and not (score.by_position or score.rows_by_position):
-        return None
-    problem = call.problem()
-    untransformed = problem.q is call.q and problem.k is call.k and problem.v is call.v
-    structured = problem.lowered is not None or isinstance(problem.fused(), DistanceFunction)
-    if not (untransformed and structured and call.without_hidden() is call):
-        return None
-    prepared = (plan.prepare() for _, plan in _preparing(call, _choose(call)))
-    return next(filter(None, prepared), None)

@@ -223,13 +223,14 @@ def prepare(record: KernelProblem) -> Attend | None:
         return None
     if any(contiguous_rows(x) is not x for x in (record.q, record.k, record.v)):
         return None
-    call = Arguments(record)
-    shape = (*record.q.shape[:3], record.v.shape[3])
-    call.struct.out = CTokens.of(empty_like_tokens(record.v, shape))
+    call, kernels = Arguments(record), library()
+    out = empty_like_tokens(record.v, (*record.q.shape[:3], record.v.shape[3]))
+    call.struct.out, shape, strides = CTokens.of(out), out.shape, out.stride()
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Result:
         struct = CProblem.from_buffer_copy(call.struct)  # threads may call at the same time
-        out, lse = empty_like_tokens(v, shape), q.new_empty(shape[:3], dtype=torch.float64)
+        out = v.new_empty_strided(shape, strides)
+        lse = q.new_empty(shape[:3], dtype=torch.float64)
         struct.q.data, struct.k.data, struct.v.data = q.data_ptr(), k.data_ptr(), v.data_ptr()
         for rows, tokens, operand in (
             (struct.terms.left_rows, struct.terms.left, struct.q),
@@ -238,7 +239,7 @@ def prepare(record: KernelProblem) -> Attend | None:
             if rows.rows:
                 tokens.value.data = operand.data
         struct.out.data, struct.lse = out.data_ptr(), lse.data_ptr()
-        library().call("forward", struct, call.dtype)
+        kernels.call("forward", struct, call.dtype)
         return Result(out, lse)
 
     return attend
