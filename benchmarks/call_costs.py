@@ -58,8 +58,8 @@ EVERY = tuple(
 """Calls of all encodings of text or images that attention reads."""
 
 STAGES: dict[str, tuple[tuple[Any, str], ...]] = {
-    "checks": ((api, "validate"), (dispatch, "_key"), (prepared.States, "weights")),
-    "plan": ((api, "choose"), (dispatch, "prepare")),
+    "checks": ((api, "validate"), (api, "_kind_of"), (prepared.States, "hold")),
+    "plan": ((api, "choose"), (dispatch, "preparing")),
     "operands": (
         (call.Call, "_lower"),
         (posing, "record_of"),

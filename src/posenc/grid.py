@@ -54,8 +54,10 @@ class Grid:
     intervals: Int[Tensor, "b Q 2"] | None = None
 
     def __post_init__(self) -> None:
-        require_layout("query", self.query)
-        require_layout("key", self.key)
+        query, key = self.query, self.key
+        if not (isinstance(query, Layout) and isinstance(key, Layout)):
+            require_layout("query", query)
+            require_layout("key", key)
         if type(self.causal) is not bool:
             check("causal", bool, self.causal, False)
         if isinstance(self.window, (tuple, list)):
@@ -68,11 +70,11 @@ class Grid:
             remedy = "Give the first order that each query sees, and the last plus one."
             shape = ("B|1", self.query.length, 2)
             require_tensor("intervals", self.intervals, shape, (torch.int64,), remedy=remedy)
-        if self.query.axes != self.key.axes:
+        if key is not query and query.axes != key.axes:
             raise ArgumentError(
                 "grid",
                 expected="queries and keys with equally many axes",
-                got=f"{self.query.axes} and {self.key.axes}",
+                got=f"{query.axes} and {key.axes}",
                 remedy="Use layouts with the same number of axes for queries and keys.",
             )
 

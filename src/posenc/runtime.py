@@ -20,7 +20,7 @@ def widest(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
-PLAIN = (Tensor, Parameter)
+PLAIN_TENSORS = (Tensor, Parameter)
 
 
 def has_values(x: Tensor) -> bool:
@@ -58,12 +58,15 @@ def needs_dispatch(*tensors: Tensor | None) -> bool:
     """True where an operator on these tensors has to go through PyTorch's dispatcher.
 
     While a graph is traced, in a dispatch mode (counters of operations, selective checkpointing),
-    for subclasses of tensors, and for views whose sign is yet to be changed in memory.
+    in transforms as of ``is_transformed``, for subclasses of tensors, and for views whose sign is
+    yet to be changed in memory.
     """
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
         return True
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return True
     for x in tensors:  # noqa: SIM110 - a generator costs more than what it does, at each call
-        if x is not None and (type(x) not in PLAIN or x.is_neg()):
+        if x is not None and (type(x) not in PLAIN_TENSORS or x.is_neg()):
             return True
     return False
 
@@ -77,7 +80,9 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """A context with autocast disabled (it does not exist on the meta device)."""
-    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def differentiates_forward() -> bool:

@@ -128,11 +128,6 @@ def states(module: nn.Module) -> States:
     return States(modules, tensors_of(modules))
 
 
-def hold(recorded: States) -> bool:
-    weights = recorded.weights()
-    return weights is not None and recorded.copies.hold(weights)
-
-
 @dataclass(frozen=True)
 class Frozen:
     """A setting that cannot be changed, but for what is in it."""
@@ -155,9 +150,10 @@ def test_states_end_where_layers_begin_to_drop() -> None:
     """Whether they are known is asked once."""
     module = nn.Sequential(nn.Linear(4, 3), nn.Dropout()).eval()
     recorded = states(module)
-    assert hold(recorded)
-    assert not are_known(list(module.train().modules()))
-    assert not hold(recorded)
+    with torch.no_grad():
+        assert recorded.hold(())
+        assert not are_known(list(module.train().modules()))
+        assert not recorded.hold(())
 
 
 def test_tensors_are_told_apart_by_their_names() -> None:
@@ -165,9 +161,10 @@ def test_tensors_are_told_apart_by_their_names() -> None:
     module.register_buffer("first", torch.ones(2))
     module.register_buffer("second", None)
     recorded = states(module)
-    assert hold(recorded)
-    module.first, module.second = None, module.first
-    assert not hold(recorded)
+    with torch.no_grad():
+        assert recorded.hold(())
+        module.first, module.second = None, module.first
+        assert not recorded.hold(())
 
 
 def observed_layer() -> nn.Module:
@@ -416,16 +413,22 @@ def test_few_numbers_of_rotations_are_kept(most: int, monkeypatch: pytest.Monkey
     assert (found[1].query[0] is found[2].query[0]) == (most > 0)  # type: ignore[union-attr]
 
 
-def test_constants_are_made_once_of_a_kind() -> None:
+def test_constants_are_of_the_dtype_that_is_given() -> None:
     single, double = torch.zeros(1), torch.zeros(1, dtype=torch.float64)
-    first = constant([0.5, 2.0], like=single)
-    assert constant((0.5, 2.0), like=single) is first
-    assert first.tolist() == [0.5, 2.0]
+    assert constant([0.5, 2.0], like=single).tolist() == [0.5, 2.0]
     assert constant([0.5, 2.0], like=double).dtype == torch.float64
-    assert constant([0.5, 3.0], like=single).tolist() == [0.5, 3.0]
+    assert constant((0.5, 3.0), like=single).tolist() == [0.5, 3.0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_constants_of_a_device_are_made_once() -> None:
+    like = torch.zeros(1, device="cuda")
+    first = constant([0.5, 2.0], like=like)
+    assert constant((0.5, 2.0), like=like) is first
     with torch.inference_mode():
-        made = constant([7.0], like=torch.zeros(1))
-    learned = torch.ones(1, requires_grad=True)
+        made = constant([7.0], like=like)
+    learned = torch.ones(1, device="cuda", requires_grad=True)
     (learned * made).sum().backward()
     assert learned.grad is not None
     assert learned.grad.item() == 7.0

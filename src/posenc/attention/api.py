@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypedDict, Unpack, overload
 
 import torch
@@ -10,21 +12,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import check
-from posenc.attention.backends.common.base import Backend, Result
-from posenc.attention.call import Call, require_layouts, require_softmax, validate
+from posenc.attention.backends.common.base import Attend, Backend, Result
+from posenc.attention.call import Call, require_softmax, validate
 from posenc.attention.differentiation import differentiable_twice
-from posenc.attention.dispatch import (
-    NAMED,
-    choose,
-    kind_of,
-    prepare_repeated,
-    prepared_attention,
-    refusals,
-)
-from posenc.encoding import Encoding
-from posenc.encoding.prepared import entering
+from posenc.attention.dispatch import NAMED, choose, preparing, refusals
+from posenc.encoding import DistanceFunction, Encoding
+from posenc.encoding.prepared import entering, reused_later, stored
 from posenc.grid import Grid
-from posenc.runtime import without_autocast
+from posenc.runtime import needs_dispatch, without_autocast
 
 
 @dataclass(frozen=True)
@@ -135,7 +130,8 @@ def attend(
         BackendRefusal: when the backend that was asked for does not support the call.
         UnknownNameError: when there is no backend of that name.
     """
-    check("return_lse", bool, return_lse, False)
+    if type(return_lse) is not bool:
+        check("return_lse", bool, return_lse, False)
     call = Call(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
     output, lse = attend_block(call, backend, return_lse=return_lse)
     if lse is None:
@@ -151,26 +147,91 @@ def attend_block(call: Call, backend: str | Backend, *, return_lse: bool = False
 
     Raises: as ``attend``.
     """
-    if not isinstance(call.encoding, Encoding):
+    encoding = call.encoding
+    if not isinstance(encoding, Encoding):
         validate(call)  # says so
-    with entering(call.encoding.prepared):
-        return _attend_block(call, backend, return_lse=return_lse)
-
-
-def _attend_block(call: Call, backend: str | Backend, *, return_lse: bool) -> Result:
-    kind = kind_of(call) if isinstance(backend, str) and backend == "auto" else None
-    prepared = None if kind is None else prepared_attention(call, kind)
+    if return_lse:
+        require_softmax("return_lse", "False", encoding)
+    repeatable = _kind_of(call) if isinstance(backend, str) and backend == "auto" else None
+    prepared: Attend | None = None
+    if repeatable is not None:
+        kind, numbers = repeatable
+        prepared = stored("attend", kind, (encoding,), numbers, encoding.prepared)
     if prepared is None:
         validate(call)
-    else:
-        require_layouts(call.grid)
-    if return_lse:
-        require_softmax("return_lse", "False", call.encoding)
-    if kind is not None and prepared is None:
-        prepared = prepare_repeated(call, kind)
-    if prepared is not None:
-        result = prepared(call.q, call.k, call.v)
-        return result if return_lse else Result(result.output, None)
+        with entering(encoding.prepared):
+            if repeatable is not None:
+                prepared = reused_later(
+                    partial(_prepared, call), "attend", *kind, layers=(encoding,), tensors=numbers
+                )
+            if prepared is None:
+                return _attend(call, backend, return_lse=return_lse)
+    result = prepared(call.q, call.k, call.v)
+    return result if return_lse else Result(result.output, None)
+
+
+def _kind_of(call: Call) -> tuple[tuple[Hashable, ...], list[Tensor | None]] | None:
+    """The kind of a repeatable call, and the tensors of its layouts; None for other calls.
+
+    A kind holds shapes, strides and dtypes, layouts by value, and options. Calls with gradients,
+    dropout or sinks, in graphs or dispatch modes, and on other devices than CPUs are not
+    repeatable. The call may be invalid; no tensor is read.
+    """
+    q, k, v, grid, scale, softcap = call.q, call.k, call.v, call.grid, call.scale, call.softcap
+    if needs_dispatch(q, k, v) or torch._C._is_tracing() or torch.is_autocast_enabled("cpu"):
+        return None
+    if type(grid) is not Grid or grid.intervals is not None or call.sinks is not None:
+        return None
+    # True equals 1, and would find its kind.
+    if type(call.dropout) not in (float, int) or call.dropout:
+        return None
+    if not {type(scale), type(softcap)} <= {float, int, type(None)}:
+        return None
+    if call.global_softmax or call.counter_dropout:
+        return None
+    kind: list[Hashable] = [grid.causal, grid.window, scale, softcap]
+    for x in (q, k, v):
+        if not (type(x) is Tensor and x.is_cpu and x.layout is torch.strided) or x.is_nested:
+            return None
+        if x.requires_grad and torch.is_grad_enabled():
+            return None
+        kind += (x.shape, x.stride(), x.dtype)
+    numbers: list[Tensor | None] = []
+    is_image = grid.query.start is None and grid.dense
+    for side in (grid.query,) if grid.key is grid.query else (grid.query, grid.key):
+        positions, order, special = side.positions, side.order, side.special
+        # All tokens before the cells of an image are special, and nothing reads the order.
+        known = side.start is not None and special is None
+        if is_image:
+            known = side.extent is not None
+        plain = side.document is None and side.valid is None and side.signal is None
+        if not (known and plain) or positions.requires_grad:
+            return None
+        kind += (side.start, side.extent, positions.shape, positions.dtype, order.shape)
+        numbers += (positions, special if is_image else order)
+    return tuple(kind), numbers
+
+
+def _prepared(call: Call) -> Attend | None:
+    """Attention of calls like this one, planned once; None where that is of no use."""
+    if not (call.q.numel() and call.k.numel() and call.v.numel()):
+        return None
+    score = call.encoding.score
+    if score is not None and not (score.by_position or score.rows_by_position):
+        return None
+    problem = call.problem()
+    untransformed = problem.q is call.q and problem.k is call.k and problem.v is call.v
+    structured = problem.lowered is not None or isinstance(problem.fused(), DistanceFunction)
+    if not (untransformed and structured and call.without_hidden() is call):
+        return None
+    for plan in preparing(call):
+        prepared = plan.prepare()
+        if prepared is not None:
+            return prepared
+    return None
+
+
+def _attend(call: Call, backend: str | Backend, *, return_lse: bool) -> Result:
     call = call.autocast()
     q, k = call.q, call.k
     with without_autocast(q.device):
@@ -180,7 +241,7 @@ def _attend_block(call: Call, backend: str | Backend, *, return_lse: bool) -> Re
         call = call.without_hidden().without_padding()
         choice = choose(call, backend)
         result = choice.plan.run(lse=return_lse)
-        if choice.plan.by_definition:
+        if choice.plan.by_definition or not result.output.requires_grad:
             return result
         return differentiable_twice(result, call.problem())
 

@@ -66,6 +66,9 @@ class Call:
     def without_padding(self) -> Call:
         """The call with zeros at invalid tokens, so that no backend reads what they hold."""
         query, key = self.grid.query, self.grid.key
+        padded = query.valid is not None or key.valid is not None
+        if not padded and query.signal is None and key.signal is None:
+            return self
         q, k = zero_invalid(self.q, query, dim=2), zero_invalid(self.k, key, dim=2)
         v = zero_invalid(self.v, key, dim=2)
         return replace(self, q=q, k=k, v=v, grid=usable_signals(self.grid))
@@ -76,8 +79,10 @@ class Call:
         So that decoding reads a slice of a cache. With many queries kernels skip the others.
         """
         grid, (queries, keys) = self.grid, (self.q.shape[2], self.k.shape[2])
-        lowest, highest = grid.band
-        if torch.compiler.is_compiling() or grid.shift is None or 4 * queries > keys:
+        if torch.compiler.is_compiling() or 4 * queries > keys:
+            return self
+        (lowest, highest), shift = grid.band, grid.shift
+        if shift is None:
             return self
         parts = (self.encoding.query_key, self.encoding.score, self.encoding.value)
         if (
@@ -86,8 +91,8 @@ class Call:
             or not all(part is None or part.pairwise for part in parts)
         ):
             return self
-        begin = max(0, lowest - grid.shift)
-        end = min(keys, max(0, highest - grid.shift + queries))
+        begin = max(0, lowest - shift)
+        end = min(keys, max(0, highest - shift + queries))
         if begin >= end or end - begin == keys:
             return self
         k, v, key = self.k[:, :, begin:end], self.v[:, :, begin:end], grid.key.slice(begin, end)
@@ -106,6 +111,8 @@ class Call:
         return self._problem
 
     def _lower(self, rotate: Rotate) -> Problem:
+        if self.encoding.query_key is None:
+            return self._with(self.q, self.k, self.v, rotate)
         rotation = self.rotation()
         if rotation is None:
             q, k = transformed(self.q, self.k, self.encoding, self.grid)
@@ -156,24 +163,13 @@ def validate(call: Call) -> None:
     Raises:
         ArgumentError: naming the argument, what was expected, what came, and the remedy.
     """
-    q, v, grid, encoding = call.q, call.v, call.grid, call.encoding
-    _raise_first(_faults_of_tensors(q, call.k, v))
-    _raise_first(_faults_of_grid(q, call.k, grid))
-    if not isinstance(encoding, Encoding):
-        raise ArgumentError(
-            "encoding",
-            expected="an Encoding",
-            got=type(encoding).__name__,
-            remedy="Use posenc.create(name, …) or Encoding.of(part).",
-        )
-    require_fit(
-        encoding, heads=q.shape[1], head_dim=q.shape[3], value_dim=v.shape[3], causal=grid.causal
-    )
-    _raise_first(_faults_of_options(call))
+    for faults in (_faults_of_tensors, _faults_of_grid, _faults_of_encoding, _faults_of_options):
+        for name, expected, got, remedy in faults(call):  # later ones are not looked for
+            raise ArgumentError(name, expected=expected, got=got, remedy=remedy)
     if call.sinks is not None:
-        require_softmax("sinks", "None", encoding)
+        require_softmax("sinks", "None", call.encoding)
     if call.softcap is not None:
-        require_softmax("softcap", "None", encoding)
+        require_softmax("softcap", "None", call.encoding)
 
 
 def require_softmax(argument: str, expected: str, encoding: Encoding) -> None:
@@ -215,9 +211,10 @@ def require_fit(
     """
     parts = encoding.parts()
     require_causal(parts, causal)
-    encoding.queries(heads)  # which heads may share
-    transform = encoding.query_key
-    transformed = head_dim if transform is None else head_dim * transform.widening
+    transform, transformed = encoding.query_key, head_dim
+    if transform is not None:
+        encoding.queries(heads)  # which heads may share
+        transformed = head_dim * transform.widening
     for part in parts:
         width = head_dim
         if part is encoding.score:
@@ -238,18 +235,14 @@ def require_fit(
                 )
 
 
-def _raise_first(faults: Iterator[Fault]) -> None:
-    """Raise the first fault, if any; later checks do not run."""
-    for name, expected, got, remedy in faults:
-        raise ArgumentError(name, expected=expected, got=got, remedy=remedy)
-
-
-def _faults_of_tensors(q: Tensor, k: Tensor, v: Tensor) -> Iterator[Fault]:
+def _faults_of_tensors(call: Call) -> Iterator[Fault]:
+    q, k, v = call.q, call.k, call.v
     shape = "Its shape is [B, heads, L, D]."
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             yield name, "a tensor", type(x).__name__, shape
-        require_dense(name, x)
+        if x.is_nested or x.layout is not torch.strided:
+            require_dense(name, x)
         if x.dim() != 4:
             move = "x.unflatten(-1, (heads, -1)).transpose(1, 2)"
             remedy = f"Split the heads and move them before the tokens: {move}."
@@ -260,8 +253,9 @@ def _faults_of_tensors(q: Tensor, k: Tensor, v: Tensor) -> Iterator[Fault]:
             yield name, "a floating dtype", x.dtype, "Convert it with .to()."
     for name, x in (("k", k), ("v", v)):
         # Autocast, which leaves float64 as it is, makes them one.
-        cast = autocast_dtype(q.device) is not None and torch.float64 not in (x.dtype, q.dtype)
-        if x.dtype != q.dtype and not cast:
+        if x.dtype != q.dtype and (
+            torch.float64 in (x.dtype, q.dtype) or autocast_dtype(q.device) is None
+        ):
             yield name, f"{q.dtype} as q", x.dtype, f"Use {name}.to(q.dtype)."
         if x.device != q.device:
             yield name, f"{q.device} as q", x.device, f"Use {name}.to(q.device)."
@@ -278,7 +272,8 @@ def _faults_of_tensors(q: Tensor, k: Tensor, v: Tensor) -> Iterator[Fault]:
         yield "q", expected, q.shape[1], "Grouped-query heads need H_q to be a multiple of H_kv."
 
 
-def _faults_of_grid(q: Tensor, k: Tensor, grid: Grid) -> Iterator[Fault]:
+def _faults_of_grid(call: Call) -> Iterator[Fault]:
+    q, k, grid = call.q, call.k, call.grid
     if not isinstance(grid, Grid):
         yield "grid", "a Grid", type(grid).__name__, "Use Grid.of(layout, causal=…)."
     rows = q.shape[0]
@@ -287,36 +282,39 @@ def _faults_of_grid(q: Tensor, k: Tensor, grid: Grid) -> Iterator[Fault]:
         yield "grid.intervals", f"1 or {rows} batch rows", grid.intervals.shape[0], remedy
     for name, side, x in (("grid.query", grid.query, q), ("grid.key", grid.key, k)):
         of = "q" if x is q else "k"
-        if side.length != x.shape[2]:
+        tokens, device = side.positions.shape[1], side.positions.device
+        if tokens != x.shape[2]:
             remedy = "Build the layout for these tokens (a cache's layout includes the past)."
-            yield name, f"{x.shape[2]} tokens as {of}", side.length, remedy
+            yield name, f"{x.shape[2]} tokens as {of}", tokens, remedy
         if side.batch not in (1, rows):
             remedy = "Give the layout one row for all, or one a batch row."
             yield name, f"1 or {rows} batch rows", side.batch, remedy
-        if side.device != x.device:
-            yield name, f"{x.device} as {of}", side.device, "Use layout.to(device)."
-    require_layouts(grid)
+        if device != x.device:
+            yield name, f"{x.device} as {of}", device, "Use layout.to(device)."
+    require_unwritten(grid.query)
+    if grid.key is not grid.query:
+        require_unwritten(grid.key)
 
 
-def require_layouts(grid: Grid) -> None:
-    """Require layouts that hold what they claim, which may have been written in place.
-
-    Raises:
-        ArgumentError: as ``require_unwritten``.
-    """
-    for side in (grid.query,) if grid.query is grid.key else (grid.query, grid.key):
-        require_unwritten(side)
-
-
-def _faults_of_options(call: Call) -> Iterator[Fault]:
-    """Faults of the grid's axes, dropout, scale, cap and sinks."""
-    q, axes, dropout, sinks = call.q, call.grid.query.axes, call.dropout, call.sinks
-    for part in call.encoding.parts():
+def _faults_of_encoding(call: Call) -> Iterator[Fault]:
+    q, grid, encoding = call.q, call.grid, call.encoding
+    if not isinstance(encoding, Encoding):
+        remedy = "Use posenc.create(name, …) or Encoding.of(part)."
+        yield "encoding", "an Encoding", type(encoding).__name__, remedy
+    heads, head_dim, value_dim = q.shape[1], q.shape[3], call.v.shape[3]
+    require_fit(encoding, heads=heads, head_dim=head_dim, value_dim=value_dim, causal=grid.causal)
+    axes = grid.query.positions.shape[2]
+    for part in encoding.parts():
         if part.axes is not None and axes not in part.axes:
             any_of = " or ".join(map(str, part.axes))
             expected = f"positions with {any_of} axes, as {type(part).__name__} reads"
             remedy = "Use Layout.sequence or Layout.at for text, Layout.image for images."
             yield "grid", expected, axes, remedy
+
+
+def _faults_of_options(call: Call) -> Iterator[Fault]:
+    """Faults of dropout, scale, cap and sinks."""
+    q, dropout, sinks = call.q, call.dropout, call.sinks
     if isinstance(dropout, bool) or not isinstance(dropout, Real) or not 0.0 <= dropout < 1.0:
         yield "dropout", "0 ≤ dropout < 1", dropout, "Use 0.0 when evaluating."
     for name, value in (("scale", call.scale), ("softcap", call.softcap)):

@@ -7,8 +7,7 @@ The rules were measured on CPU cores with heads of 64 by ``benchmarks.dispatch``
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -22,7 +21,6 @@ from posenc.attention.backends.common.base import (
     RARE,
     ROTATION_ALONE,
     SLOW_MKL,
-    Attend,
     Backend,
     Plan,
     QueryKernel,
@@ -32,11 +30,8 @@ from posenc.attention.backends.common.fused import are_few, shares_few
 from posenc.attention.call import Call
 from posenc.attention.problem.lowering import is_constant_table
 from posenc.attention.problem.problem import Problem
-from posenc.encoding import DistanceFunction, Encoding, LowRank, Rotation
-from posenc.encoding.prepared import active, regular_kind, reused_later, stored, wants_gradients
+from posenc.encoding import LowRank, Rotation
 from posenc.errors import ArgumentError, BackendRefusal, UnknownNameError
-from posenc.grid import Grid
-from posenc.layout import Layout
 from posenc.registration import Registry
 from posenc.runtime import is_exporting, is_transformed, needs_dispatch
 
@@ -66,55 +61,77 @@ FEW_LOGITS = "few logits"
 
 
 class Facts:
-    """Facts of a call that rules read; those that compare sizes when a rule asks for them.
+    """Facts of a call that rules are for, by name; those that compare sizes are properties.
 
     Args:
         device: where the tensors are.
         problem: queries and keys may have yet to be rotated.
-        kernels: the backend of compiled kernels, whose advantage was measured.
     """
 
-    def __init__(self, device: torch.device, problem: Problem, kernels: Backend) -> None:
-        batch, heads, queries, _ = problem.q.shape
-        self.problem, self._kernels = problem, kernels
-        self.on_cpu = device.type == "cpu"
-        self.structured = problem.lowered is not None
-        self.logits = batch * heads * queries * problem.k.shape[2]
+    always = True
 
-    def has_advantage(self, reason: str) -> bool:
-        return self._kernels.has_advantage(reason, self.problem)
+    def __init__(self, device: torch.device, problem: Problem) -> None:
+        batch, heads, queries, width = problem.q.shape
+        lowered = problem.lowered
+        self.problem, self._native = problem, BACKENDS["native"]
+        self.logits = batch * heads * queries * problem.k.shape[2]
+        self.on_cpu = device.type == "cpu"
+        self.on_accelerator = not self.on_cpu
+        self.constant_tables_on_accelerator = (
+            self.on_accelerator and bool(lowered) and all(map(is_constant_table, lowered or ()))
+        )
+        self.exporting = is_exporting()
+        self.unstructured = lowered is None
+        self.capped = problem.sinks is not None or problem.softcap is not None
+        self.terms_by_offset, columns = False, 0
+        for term in lowered or ():
+            if isinstance(term, LowRank):
+                columns += term.query.shape[-1]
+            else:
+                self.terms_by_offset = True
+        self.wide_columns = columns > width
+        """True if columns of terms widen queries and keys to more than twice their width."""
 
     @property
     def few(self) -> bool:
-        return self.logits <= (FEW if self.structured else FEW_UNSTRUCTURED)
+        return self.logits <= (FEW_UNSTRUCTURED if self.unstructured else FEW)
 
     @property
-    def constant_tables(self) -> bool:
-        lowered = self.problem.lowered
-        return bool(lowered) and all(map(is_constant_table, lowered or ()))
+    def few_transformed(self) -> bool:
+        return is_transformed() and self.logits <= SMALL
 
     @property
-    def wide_columns(self) -> bool:
-        """True if columns of terms widen queries and keys to more than twice their width."""
-        terms = self.problem.lowered or ()
-        ranks = sum(x.query.shape[-1] for x in terms if isinstance(x, LowRank))
-        return ranks > self.problem.q.shape[-1]
+    def few_shared(self) -> bool:
+        return self.few and shares_few(self.problem.q, self.problem.k)
 
     @property
-    def terms_by_offset(self) -> bool:
-        return any(not isinstance(term, LowRank) for term in self.problem.lowered or ())
+    def segmented(self) -> bool:
+        return self.problem.grid.segmented
 
     @property
-    def masked(self) -> bool:
-        """True if kernels that skip masked blocks are faster."""
+    def masked_or_narrow(self) -> bool:
+        """True if kernels that skip masked blocks are faster, or for narrow gradients."""
         q, keys = self.problem.q, self.problem.k.shape[2]
+        if q.dtype.itemsize < 4 and q.requires_grad and torch.is_grad_enabled():
+            return True
         many = self.logits > MASKED and q.shape[2] * keys > MASKED_HEAD
         return (many or self.logits > SMALL) and not are_few(q) and not self.problem.grid.dense
 
     @property
-    def narrow_gradients(self) -> bool:
-        q = self.problem.q
-        return q.dtype.itemsize < 4 and q.requires_grad and torch.is_grad_enabled()
+    def keys_once(self) -> bool:
+        return not self.unstructured and self._native.has_advantage(KEYS_ONCE, self.problem)
+
+    @property
+    def slow_mkl(self) -> bool:
+        return self._native.has_advantage(SLOW_MKL, self.problem)
+
+    @property
+    def rotation_alone(self) -> bool:
+        return self._native.has_advantage(ROTATION_ALONE, self.problem)
+
+    @property
+    def bfloat16(self) -> bool:
+        return self._native.has_advantage(BFLOAT16, self.problem)
 
 
 class Rule(NamedTuple):
@@ -122,14 +139,15 @@ class Rule(NamedTuple):
 
     Args:
         name: the reason, as ``explain`` prints it.
-        applies: True for calls that it is the rule of, unless one above it is.
+        fact: the name of the fact of ``Facts`` by which calls are its own, unless a rule above it
+            has them.
         order: names of backends in the order to be tried; on CPUs ``"blockwise"`` only where the
             definition would need blocks.
         prepares: backends that may prepare repeated calls, after the one that computes the first.
     """
 
     name: str
-    applies: Callable[[Facts], bool]
+    fact: str
     order: tuple[str, ...]
     prepares: tuple[str, ...] = ()
 
@@ -139,53 +157,34 @@ KERNELS = ("native", "sdpa", "blockwise", "reference")
 RULES = (
     Rule(
         "on an accelerator, constant tables",
-        lambda call: not call.on_cpu and call.constant_tables,
+        "constant_tables_on_accelerator",
         ("sdpa", "flex", "triton", "blockwise", "reference"),
     ),
     Rule(
-        "on an accelerator",
-        lambda call: not call.on_cpu,
-        ("sdpa", "triton", "flex", "blockwise", "reference"),
+        "on an accelerator", "on_accelerator", ("sdpa", "triton", "flex", "blockwise", "reference")
     ),
     # Rules that read sizes would fix them; other runtimes know no operators of ours.
-    Rule("exporting", lambda call: is_exporting(), ("sdpa", "reference")),
+    Rule("exporting", "exporting", ("sdpa", "reference")),
     # vmap would call the fused kernel in a loop, with a warning.
-    Rule(
-        "few logits, under a transform of torch.func",
-        lambda call: is_transformed() and call.logits <= SMALL,
-        ("reference",),
-    ),
-    Rule(KEYS_ONCE, lambda call: call.structured and call.has_advantage(KEYS_ONCE), KERNELS),
+    Rule("few logits, under a transform of torch.func", "few_transformed", ("reference",)),
+    Rule(KEYS_ONCE, "keys_once", KERNELS),
     # The definition repeats keys that heads share.
-    Rule(
-        FEW_LOGITS,
-        lambda call: call.few and shares_few(call.problem.q, call.problem.k),
-        ("sdpa", "native", "reference"),
-        prepares=("native",),
-    ),
-    Rule(FEW_LOGITS, lambda call: call.few, ("sdpa", "reference"), prepares=("native",)),
-    Rule("a score part without structured form", lambda call: not call.structured, KERNELS),
-    Rule(
-        "sinks or a cap of the logits",
-        lambda call: call.problem.sinks is not None or call.problem.softcap is not None,
-        KERNELS,
-    ),
-    Rule("documents or padding", lambda call: call.problem.grid.segmented, KERNELS),
-    Rule("more extra columns than features", lambda call: call.wide_columns, KERNELS),
-    Rule("terms by offset", lambda call: call.terms_by_offset, KERNELS),
-    Rule(
-        "masked pairs, or gradients in half precision",
-        lambda call: call.narrow_gradients or call.masked,
-        KERNELS,
-    ),
-    Rule(SLOW_MKL, lambda call: call.has_advantage(SLOW_MKL), KERNELS),
-    Rule(ROTATION_ALONE, lambda call: call.has_advantage(ROTATION_ALONE), KERNELS),
-    Rule(BFLOAT16, lambda call: call.has_advantage(BFLOAT16), KERNELS),
-    Rule("no terms by offset", lambda call: True, ("sdpa", "native", "blockwise", "reference")),
+    Rule(FEW_LOGITS, "few_shared", ("sdpa", "native", "reference"), prepares=("native",)),
+    Rule(FEW_LOGITS, "few", ("sdpa", "reference"), prepares=("native",)),
+    Rule("a score part without structured form", "unstructured", KERNELS),
+    Rule("sinks or a cap of the logits", "capped", KERNELS),
+    Rule("documents or padding", "segmented", KERNELS),
+    Rule("more extra columns than features", "wide_columns", KERNELS),
+    Rule("terms by offset", "terms_by_offset", KERNELS),
+    Rule("masked pairs, or gradients in half precision", "masked_or_narrow", KERNELS),
+    Rule(SLOW_MKL, "slow_mkl", KERNELS),
+    Rule(ROTATION_ALONE, "rotation_alone", KERNELS),
+    Rule(BFLOAT16, "bfloat16", KERNELS),
+    Rule("no terms by offset", "always", ("sdpa", "native", "blockwise", "reference")),
 )
 """All rules of ``backend="auto"``; the first that applies gives the order."""
 
-NAMED = Rule("named", lambda call: True, ())
+NAMED = Rule("named", "always", ())
 """Rule of a backend that was asked for."""
 
 
@@ -231,11 +230,12 @@ def choose(call: Call, backend: str | Backend) -> Choice:
     return Choice(chosen, plan, NAMED, {})
 
 
-def _preparing(call: Call, choice: Choice) -> Iterator[tuple[Backend, Plan]]:
-    """Backends by which calls like this one may be prepared, the fastest first, and their plans.
+def preparing(call: Call) -> Iterator[Plan]:
+    """Plans by which calls like this one may be prepared, the fastest first.
 
     Prepared, the compiled kernels are faster for few logits too.
     """
+    choice = _choose(call)
     native, problem = BACKENDS["native"], call.problem(rotate)
     ahead = any(native.has_advantage(x, problem, prepared=True) for x in ADVANTAGES)
     faster = [native] if ahead else []
@@ -243,7 +243,7 @@ def _preparing(call: Call, choice: Choice) -> Iterator[tuple[Backend, Plan]]:
     for backend in dict.fromkeys([*faster, choice.backend, *others]):
         plan = choice.plan if backend is choice.backend else _plan(backend, call)
         if isinstance(plan, Plan):
-            yield backend, plan
+            yield plan
 
 
 def refusals(call: Call) -> dict[str, str]:
@@ -253,15 +253,16 @@ def refusals(call: Call) -> dict[str, str]:
 
 
 def _choose(call: Call) -> Choice:
-    rule, order = preference(call.q.device, call.problem(rotate))
+    device, problem = call.q.device, call.problem(rotate)
+    rule, order = preference(device, problem)
     refused: dict[str, str] = {}
     for name in order:
-        plan = _plan(BACKENDS[name], call)
+        backend = BACKENDS[name]
+        plan = backend.unavailable(device) or backend.plan(problem)
         if isinstance(plan, Plan) and plan.trial is not None:
-            device, dtype = call.q.device, call.q.dtype
-            plan = trial.refusal(BACKENDS[name], device, dtype, plan.trial) or plan
+            plan = trial.refusal(backend, device, call.q.dtype, plan.trial) or plan
         if isinstance(plan, Plan):
-            return Choice(BACKENDS[name], plan, rule, refused)
+            return Choice(backend, plan, rule, refused)
         if plan.avoidable and not torch.compiler.is_compiling():
             _warn(name, plan.reason, call)
         refused[name] = plan.reason
@@ -312,7 +313,7 @@ def query_kernel(q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel
     None where PyTorch's own operations serve, for gradients, and where calls are traced, watched or
     transformed.
     """
-    if needs_dispatch(q, k, v) or is_transformed():
+    if needs_dispatch(q, k, v):
         return None
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return None
@@ -326,87 +327,10 @@ def _plan(backend: Backend, call: Call) -> Plan | Refusal:
 
 def preference(device: torch.device, problem: Problem) -> tuple[Rule, list[str]]:
     """The rule that applies, and the names of the backends in the order to be tried."""
-    facts = Facts(device, problem, BACKENDS["native"])
-    rule = next(rule for rule in RULES if rule.applies(facts))
+    facts = Facts(device, problem)
+    for rule in RULES:
+        if getattr(facts, rule.fact):
+            break
     if facts.on_cpu and "blockwise" in rule.order and facts.logits <= SMALL:
         return rule, [name for name in rule.order if name != "blockwise"]
     return rule, list(rule.order)
-
-
-def kind_of(call: Call) -> Hashable | None:
-    """Shapes, strides and dtypes, layouts by value, and options of a call; None if not repeatable.
-
-    Calls with gradients, dropout or sinks, in graphs or dispatch modes, and on other devices than
-    CPUs are not. The call may be invalid; no tensor is read.
-    """
-    if active() is None:
-        return None
-    q, k, v, grid, encoding = call.q, call.k, call.v, call.grid, call.encoding
-    if not (type(grid) is Grid and isinstance(encoding, Encoding)):
-        return None
-    # True equals 1, and would find its kind.
-    if type(call.dropout) not in (float, int):
-        return None
-    if not {type(call.scale), type(call.softcap)} <= {float, int, type(None)}:
-        return None
-    for x in (q, k, v):
-        if not (type(x) is Tensor and x.is_cpu and x.layout is torch.strided) or x.is_nested:
-            return None
-    if call.dropout or call.sinks is not None or grid.intervals is not None:
-        return None
-    if call.global_softmax or call.counter_dropout or needs_dispatch(q, k, v) or is_transformed():
-        return None
-    if torch.is_autocast_enabled("cpu") or is_exporting() or wants_gradients((q, k, v)):
-        return None
-    images = grid.query.start is None and grid.dense
-    query = _layout_kind(grid.query, image=images)
-    key = query if grid.key is grid.query else _layout_kind(grid.key, image=images)
-    if query is None or key is None:
-        return None
-    of_tensors = (q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype)
-    of_values = (v.shape, v.stride(), v.dtype)
-    return of_tensors, of_values, query, key, grid.band, call.scale, call.softcap
-
-
-def prepared_attention(call: Call, kind: Hashable) -> Attend | None:
-    """Attention that an earlier call of a kind prepared, or None.
-
-    Such calls are valid but for their layouts.
-    """
-    attend: Attend | None = stored("attend", kind, layers=(call.encoding,))
-    return attend
-
-
-def prepare_repeated(call: Call, kind: Hashable) -> Attend | None:
-    """Attention of a valid call's kind, prepared at its second call; None before."""
-    return reused_later(partial(_prepared, call), "attend", kind, layers=(call.encoding,))
-
-
-def _layout_kind(layout: Layout, *, image: bool) -> Hashable | None:
-    """A regular layout, or that of a whole image, by value; None for others.
-
-    Of an image nothing reads the order, and all tokens before its cells are special.
-    """
-    known = layout.start is not None and layout.special is None
-    if image:
-        known = layout.extent is not None
-    plain = layout.document is None and layout.valid is None and layout.signal is None
-    if not (known and plain) or layout.positions.requires_grad:
-        return None
-    return regular_kind(layout)
-
-
-def _prepared(call: Call) -> Attend | None:
-    """Attention of calls like this one, planned once; None where that is of no use."""
-    if not (call.q.numel() and call.k.numel() and call.v.numel()):
-        return None
-    score = call.encoding.score
-    if score is not None and not (score.by_position or score.rows_by_position):
-        return None
-    problem = call.problem()
-    untransformed = problem.q is call.q and problem.k is call.k and problem.v is call.v
-    structured = problem.lowered is not None or isinstance(problem.fused(), DistanceFunction)
-    if not (untransformed and structured and call.without_hidden() is call):
-        return None
-    prepared = (plan.prepare() for _, plan in _preparing(call, _choose(call)))
-    return next(filter(None, prepared), None)

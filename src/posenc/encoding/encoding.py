@@ -120,7 +120,7 @@ class Encoding(nn.Module):
     def parts(self) -> tuple[Part, ...]:
         """The parts present, in the order embedding, query_key, score, value."""
         parts = (self.embedding, self.query_key, self.score, self.value)
-        return tuple(part for part in parts if part is not None)
+        return tuple([part for part in parts if part is not None])
 
     def queries(self, heads: int) -> int:
         """Queries that a layer with ``heads`` query heads projects per token.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from posenc.grid import Grid
 from posenc.layout import Layout
-from posenc.runtime import has_values, is_scripted, is_transformed, needs_dispatch
+from posenc.runtime import PLAIN_TENSORS, has_values, needs_dispatch
 
 T = TypeVar("T")
 
@@ -45,30 +45,15 @@ class _Result:
     """A stored result, and the states that it is valid for.
 
     Args:
-        owners: the modules by which it is found.
         states: None where there are none to compare, and after the first call of its kind.
         computed: False before the result is there.
         pinned: True if a CUDA graph may read its tensors.
     """
 
-    owners: list[ref[nn.Module]]
     states: States | None = None
     value: object = None
     computed: bool = False
     pinned: bool = False
-
-    def alive(self) -> bool:
-        """True if none of its owners is gone."""
-        return not self.owners or all(owner() is not None for owner in self.owners)
-
-    def holds(self, tensors: Sequence[Tensor | None]) -> bool:
-        """True if it is computed, and its layers and tensors are as they were."""
-        if self.states is None or not self.computed:
-            return self.computed
-        weights = self.states.weights()
-        if weights is None or not _are_comparable(compared := [*weights, *tensors]):
-            return False
-        return self.states.copies.hold(compared)
 
 
 class Prepared:
@@ -90,7 +75,7 @@ class Prepared:
     """
 
     def __init__(self) -> None:
-        self._slots: dict[Hashable, dict[Hashable, _Result]] = {}
+        self._slots: dict[tuple[Any, ...], dict[Hashable, _Result]] = {}
 
     def __enter__(self) -> Self:
         if not torch.compiler.is_compiling():
@@ -108,24 +93,25 @@ class Prepared:
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()
 
-    def get(self, slot: Hashable, kind: Hashable) -> _Result | None:
-        """The result of a kind that is stored in a slot, or None."""
-        results = self._slots.get(slot)
-        return None if results is None else results.get(kind)
+    def slot(self, name: Hashable, layers: Sequence[HasModules]) -> dict[Hashable, _Result]:
+        """Results of a name and layers by their kinds, the last used last; apart under autocast.
 
-    def put(self, slot: Hashable, kind: Hashable, result: _Result) -> None:
-        """Store a result as the last used of its slot, in which the first used makes room."""
-        results = self._slots.get(slot)
+        A new slot takes the place of those whose layers are gone.
+        """
+        owners: Sequence[Any] = layers
+        for layer in layers:
+            if not isinstance(layer, nn.Module):  # a function of modules
+                owners = modules_of(layers)
+        autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        key = (name, autocast, *map(ref, owners))
+        results = self._slots.get(key)
         if results is None:
-            for other, stored in list(self._slots.items()):
-                if not all(old.alive() for old in list(stored.values())):
-                    self._slots.pop(other, None)
-            results = self._slots[slot] = {}
-        results.pop(kind, None)
-        unread = [old for old, x in list(results.items()) if not x.pinned]
-        for old in unread[: max(0, len(results) + 1 - MOST)]:
-            results.pop(old, None)
-        results[kind] = result
+            for other in list(self._slots):
+                for owner in other[2:]:
+                    if owner() is None:
+                        self._slots.pop(other, None)
+            results = self._slots[key] = {}
+        return results
 
 
 _ENTERED: ContextVar[tuple[Prepared, ...]] = ContextVar("_ENTERED", default=())
@@ -137,8 +123,11 @@ def entering(prepared: AbstractContextManager[object]) -> AbstractContextManager
 
 
 def active() -> Prepared | None:
-    """The first ``Prepared`` that was entered and not left; None in code that is traced."""
-    if torch.compiler.is_compiling():
+    """The first ``Prepared`` that was entered and not left.
+
+    None in code that is traced, watched or transformed.
+    """
+    if needs_dispatch() or torch._C._is_tracing():
         return None
     entered = _ENTERED.get()
     return entered[0] if entered else None
@@ -170,7 +159,11 @@ def reused(
         kind: further values that the result depends on.
     """
     result = _result(name, kind, layers, tensors)
-    return compute() if result is None else _computed(result, compute)
+    if result is None:
+        return compute()
+    if not result.computed:
+        _compute(result, compute)
+    return cast(T, result.value)
 
 
 def reused_later(
@@ -185,19 +178,31 @@ def reused_later(
     For results of which one call needs a part only. None also where nothing can be stored.
     """
     result = _result(name, kind, layers, tensors)
-    return None if result is None else _computed(result, compute)
+    if result is not None and not result.computed:
+        _compute(result, compute)
+    return None if result is None else cast(T, result.value)
 
 
-def stored(name: Hashable, *kind: Hashable, layers: Sequence[HasModules]) -> Any:
-    """The result that ``reused`` or ``reused_later`` stored of layers; None where there is none."""
-    prepared = active()
-    if prepared is None or is_transformed():
+def stored(
+    name: Hashable,
+    kind: Hashable,
+    layers: Sequence[HasModules],
+    tensors: Sequence[Tensor | None],
+    otherwise: Prepared,
+) -> Any:
+    """The result that ``reused_later`` stored; None where there is none.
+
+    Only for code that is neither traced, watched nor transformed.
+
+    Args:
+        otherwise: where it was stored if nothing is entered now.
+    """
+    entered = _ENTERED.get()
+    results = (entered[0] if entered else otherwise).slot(name, layers)
+    result = results.get(kind)
+    if result is None or result.states is None or not result.states.hold(tensors):
         return None
-    (slot, _), kind = _slot(name, layers), (kind, _autocast())
-    result = prepared.get(slot, kind)
-    if result is None or not result.holds(()):
-        return None
-    prepared.put(slot, kind, result)
+    results[kind] = results.pop(kind, result)  # the last used
     return result.value
 
 
@@ -217,7 +222,7 @@ def reused_of_grid(
         masked: True if the result depends on causality, window and intervals of the grid.
     """
     sides = (grid.query,) if grid.key is grid.query else (grid.query, grid.key)
-    if layers and any(side.signal is not None for side in sides):
+    if layers and (grid.query.signal is not None or grid.key.signal is not None):
         return compute(grid)
     tensors: tuple[Tensor | None, ...] = ()
     if masked:
@@ -235,37 +240,25 @@ def reused_of_layouts(
     tensors: Sequence[Tensor | None] = (),
 ) -> T:
     """``compute()`` as by ``reused``, from layouts with the same numbers but for signals."""
-    if active() is None:
-        return compute()
-    positions = [layout.positions for layout in layouts]
-    if wants_gradients(positions) or needs_dispatch(*positions):
-        return compute()
-    if not all(map(has_values, positions)):
-        return compute()
-    numbers = [x for layout in layouts for x in _numbers(layout)]
-    kind = (*kind, *map(regular_kind, layouts))
-    return reused(compute, name, *kind, layers=layers, tensors=[*numbers, *tensors])
+    numbers = list(tensors)
+    for layout in layouts:
+        positions, order = layout.positions, layout.order
+        if needs_dispatch(positions) or positions.is_meta:
+            return compute()
+        if positions.requires_grad and torch.is_grad_enabled():
+            return compute()
+        kind = (*kind, layout.start, layout.extent, positions.shape, order.shape)
+        kind = (*kind, positions.dtype, positions.device)
+        if layout.start is None:  # else they follow from it
+            numbers += (positions, order)
+        numbers += (layout.document, layout.valid, layout.special)
+    return reused(compute, name, *kind, layers=layers, tensors=numbers)
 
 
-def regular_kind(layout: Layout) -> Hashable:
-    """The numbers of a layout that its tensors follow from where it is regular, and their kind."""
-    positions, order = layout.positions, layout.order
-    kind = positions.shape, positions.dtype, positions.device, order.shape
-    return layout.start, layout.extent, *kind
-
-
-def _numbers(layout: Layout) -> list[Tensor | None]:
-    """Tensors of a layout that say more than ``regular_kind``, but for signals."""
-    places = (None, None) if layout.start is not None else (layout.positions, layout.order)
-    return [*places, layout.document, layout.valid, layout.special]
-
-
-def _computed(result: _Result, compute: Callable[[], T]) -> T:
-    if not result.computed:
-        with torch.inference_mode(False), torch.no_grad():
-            result.value = compute()
-        result.computed = True
-    return cast(T, result.value)
+def _compute(result: _Result, compute: Callable[[], object]) -> None:
+    with torch.inference_mode(False), torch.no_grad():
+        result.value = compute()
+    result.computed = True
 
 
 def _result(
@@ -276,53 +269,57 @@ def _result(
 ) -> _Result | None:
     """The entry of a result, which may be yet to be computed; None where nothing can be stored."""
     prepared = active()
-    if prepared is None or is_transformed():
+    if prepared is None:
         return None
-    (slot, owners), kind = _slot(name, layers), (kind, _autocast())
-    result = prepared.get(slot, kind)
+    results = prepared.slot(name, layers)
+    result = results.get(kind)
     if _is_capturing():
         if result is None or not result.computed:
             return None
         if result.states is not None and not result.states.met(tensors):
             return None
         result.pinned = True
-    elif result is None or (result.computed and not result.holds(tensors)):
-        result = _Result([ref(owner) for owner in owners])
-        if owners or any(x is not None for x in tensors):
-            prepared.put(slot, kind, result)
+    elif result is None or (result.states is not None and not result.states.hold(tensors)):
+        result = _Result()
+        if layers or (tensors and any(x is not None for x in tensors)):
+            _put(results, kind, result)
             return None
-    elif not result.computed:
+    elif not result.computed and result.states is None:
         modules = modules_of(layers)
         weights = tensors_of(modules)
-        if not (_are_comparable([*weights, *tensors]) and all(map(_is_readable, weights))):
+        compared = [*weights, *tensors]
+        if not (_are_comparable(compared) and all(map(_is_readable, weights))):
             return None
         if not are_known(modules):
             return None
-        states = States(modules, [*weights, *tensors])
-        result = _Result([ref(owner) for owner in owners], states)
-    prepared.put(slot, kind, result)
+        result = _Result(States(modules, compared))
+    _put(results, kind, result)
     return result
 
 
-def _slot(name: Hashable, layers: Sequence[HasModules]) -> tuple[Hashable, Sequence[nn.Module]]:
-    """The key of results of a name and layers, and the modules in it.
-
-    Kinds of one slot make room for one another.
-    """
-    owners: Sequence[Any] = layers
-    for layer in layers:
-        if not isinstance(layer, nn.Module):  # a function of modules
-            owners = modules_of(layers)
-    return (name, *map(id, owners)), owners
+def _put(results: dict[Hashable, _Result], kind: Hashable, result: _Result) -> None:
+    """Store a result as the last used of its slot, in which the first used makes room."""
+    results.pop(kind, None)
+    excess = len(results) + 1 - MOST
+    if excess > 0:
+        unread = [old for old, x in list(results.items()) if not x.pinned]
+        for old in unread[:excess]:
+            results.pop(old, None)
+    results[kind] = result
 
 
 def _are_comparable(tensors: Sequence[Tensor | None]) -> bool:
-    """True if the tensors have values to compare, and no gradient or operation is recorded."""
-    if needs_dispatch(*tensors) or is_scripted():
-        return False
+    """True if the tensors have values to compare, and no gradient is recorded."""
     recording = torch.is_grad_enabled()
     for x in tensors:  # no generator: this is asked at each call
-        if x is not None and (x.is_meta or (recording and x.requires_grad)):
+        if x is None:
+            continue
+        if (
+            type(x) not in PLAIN_TENSORS
+            or x.is_neg()
+            or x.is_meta
+            or (recording and x.requires_grad)
+        ):
             return False
     return True
 
@@ -332,17 +329,12 @@ def _is_capturing() -> bool:
     return initialized and torch.cuda.is_current_stream_capturing()
 
 
-def wants_gradients(tensors: Sequence[Tensor]) -> bool:
-    """True if autograd is to record what is computed with one of them."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-
-
 def constant(values: Sequence[float], *, like: Tensor) -> Tensor:
-    """Numbers as a tensor of the dtype and device of another, made once.
+    """Numbers as a tensor of the dtype and device of another; made once on other devices than CPUs.
 
     On a CUDA device a new one waits for all that the device has yet to do.
     """
-    if active() is None or needs_dispatch(like) or not has_values(like):
+    if like.is_cpu or needs_dispatch(like) or not has_values(like):
         return like.new_tensor(values)
     name = ("constant", *values)
     return reused(lambda: like.new_tensor(values), name, like.dtype, like.device)
@@ -364,22 +356,24 @@ class Copies:
     def hold(self, tensors: Sequence[Tensor | None]) -> bool:
         """True if these tensors have the bits of those, and their shapes, dtypes and devices.
 
-        Waits for devices other than the CPU. False under ``torch.func``, whose tensors have none.
+        Waits for devices other than the CPU. Not for tensors of ``torch.func``, which have no bits.
         """
-        if is_transformed():
+        if len(tensors) != len(self.copies):
             return False
-        return len(tensors) == len(self.copies) and all(map(_same_bits, tensors, self.copies))
-
-
-def _same_bits(x: Tensor | None, copy: Tensor | None) -> bool:
-    if x is None or copy is None:
-        return x is copy
-    if (x.dtype, x.shape, x.device) != (copy.dtype, copy.shape, copy.device):
-        return False
-    x = x.detach().contiguous()
-    if x.is_cpu:
-        return not _compare(x.data_ptr(), copy.data_ptr(), copy.nbytes)
-    return torch.equal(*(side.flatten().view(torch.uint8) for side in (x, copy)))
+        for x, copy in zip(tensors, self.copies, strict=True):  # no function: this is at each call
+            if x is None or copy is None:
+                if x is not copy:
+                    return False
+                continue
+            if (x.dtype, x.shape, x.device) != (copy.dtype, copy.shape, copy.device):
+                return False
+            x = x.detach().contiguous()
+            if x.is_cpu:
+                if _compare(x.data_ptr(), copy.data_ptr(), copy.nbytes):
+                    return False
+            elif not torch.equal(*(side.flatten().view(torch.uint8) for side in (x, copy))):
+                return False
+        return True
 
 
 class States:
@@ -391,27 +385,35 @@ class States:
     """
 
     def __init__(self, modules: Sequence[nn.Module], tensors: Sequence[Tensor | None]) -> None:
-        self._modules = [(ref(x), _parts(x, []), _settings(x).items()) for x in modules]
-        self._others = [None if x is None else ref(x) for x in tensors[len(tensors_of(modules)) :]]
-        self.copies = Copies(tensors)
+        self._modules = [(ref(x), _settings(x).items()) for x in modules]
+        self._parts, weights = _read(modules)
+        self._others = [None if x is None else ref(x) for x in tensors[len(weights) :]]
+        self._copies = Copies(tensors)
 
     def met(self, others: Sequence[Tensor | None]) -> bool:
         """True if there are no modules, and these are the very tensors that were recorded."""
         same = (x is (was and was()) for x, was in zip(others, self._others, strict=True))
         return not self._modules and all(same)
 
-    def weights(self) -> list[Tensor] | None:
-        """The tensors that the modules have now; None if a module changed or is observed."""
-        if self._modules and _observes_all():
-            return None
-        weights: list[Tensor] = []
-        for was, parts, settings in self._modules:
+    def hold(self, others: Sequence[Tensor | None]) -> bool:
+        """True if modules and tensors are as they were recorded, unobserved and without gradients.
+
+        Args:
+            others: the tensors beside the modules' own.
+        """
+        every, modules = nn.modules.module, []
+        if self._modules and (every._global_forward_hooks or every._global_forward_pre_hooks):
+            return False
+        for was, settings in self._modules:
             module = was()
             if module is None or module._forward_hooks or module._forward_pre_hooks:
-                return None
-            if _parts(module, weights) != parts or not settings <= vars(module).items():
-                return None
-        return weights
+                return False
+            if not settings <= vars(module).items():
+                return False
+            modules.append(module)
+        parts, weights = _read(modules)
+        compared = [*weights, *others]
+        return parts == self._parts and _are_comparable(compared) and self._copies.hold(compared)
 
 
 SETTINGS = (bool, int, float, str, type(None), torch.dtype)
@@ -449,18 +451,21 @@ def _is_setting(x: object) -> bool:
     return frozen and all(_is_setting(getattr(x, field.name)) for field in fields(x))  # type: ignore[arg-type]
 
 
-def _parts(module: nn.Module, tensors: list[Tensor]) -> tuple[Hashable, ...]:
-    """The class of a module, how many attributes it has, its modules, and which tensors it has.
+def _read(modules: Sequence[nn.Module]) -> tuple[list[object], list[Tensor]]:
+    """The make-up of modules, and the tensors that hold their numbers.
 
-    Appends them to ``tensors``.
+    The class of each module, how many attributes it has, its modules, and which tensors it has.
     """
-    names = []
-    for table in (module._parameters, module._buffers):
-        for name, x in table.items():
-            if x is not None:
-                names.append(name)
-                tensors.append(x)
-    return type(module), len(vars(module)), *map(id, module._modules.values()), *names
+    parts: list[object] = []
+    tensors: list[Tensor] = []
+    for module in modules:
+        parts += (type(module), len(vars(module)), *map(id, module._modules.values()))
+        for table in (module._parameters, module._buffers):
+            for name, x in table.items():
+                if x is not None:
+                    parts.append(name)
+                    tensors.append(x)
+    return parts, tensors
 
 
 def modules_of(layers: Sequence[HasModules]) -> list[nn.Module]:
@@ -470,21 +475,14 @@ def modules_of(layers: Sequence[HasModules]) -> list[nn.Module]:
 
 def tensors_of(modules: Sequence[nn.Module]) -> list[Tensor]:
     """Parameters and buffers of the modules themselves."""
-    tensors: list[Tensor] = []
-    for module in modules:
-        _parts(module, tensors)
-    return tensors
-
-
-def _observes_all() -> bool:
-    """True while hooks observe each call of any module."""
-    every = nn.modules.module
-    return bool(every._global_forward_hooks or every._global_forward_pre_hooks)
+    return _read(modules)[1]
 
 
 def is_plain(module: nn.Module) -> bool:
     """True of a layer of PyTorch or posenc that computes by its parameters, unobserved."""
-    hooked = module._forward_hooks or module._forward_pre_hooks or _observes_all()
+    every = nn.modules.module
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    hooked = hooked or every._global_forward_hooks or every._global_forward_pre_hooks
     drops = module.training and isinstance(module, nn.modules.dropout._DropoutNd)
     forward = vars(module).get("forward")
     changed = hooked or drops or not (forward is None or _is_method(forward))
@@ -502,7 +500,3 @@ def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 def _is_readable(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.is_contiguous() and x.numel() > 0
-
-
-def _autocast() -> torch.dtype | None:
-    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None

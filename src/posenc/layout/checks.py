@@ -328,7 +328,9 @@ def require_unwritten(layout: Any) -> None:
     """
     if layout.start is None and layout.extent is None:
         return
-    if _are_readable(layout.positions) and not needs_dispatch(layout.positions, layout.order):
+    if not layout.positions.is_cpu or torch._C._is_tracing():
+        return
+    if not needs_dispatch(layout.positions, layout.order):
         _require_values(layout.start, layout.extent, layout)
 
 

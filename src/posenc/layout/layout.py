@@ -262,7 +262,11 @@ class Layout:
     @property
     def batch(self) -> int:
         """Number of rows; 1 if all rows are the same."""
-        return max(part.shape[0] for part in self._tensors().values())
+        rows = self.positions.shape[0]
+        for name in TENSORS[1:]:
+            part = getattr(self, name)
+            rows = rows if part is None else max(rows, part.shape[0])
+        return rows
 
     @property
     def device(self) -> torch.device:

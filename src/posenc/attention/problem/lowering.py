@@ -96,13 +96,12 @@ def _require_shapes(
     for name, x, sizes in shapes:
         # Batch rows and heads may share what comes before the last two sizes.
         shared = len(sizes) - (1 if name in ("table", "row", "column") else 2)
-        if x is not None and not (
-            x.dim() == len(sizes)
-            and all(
-                size is None or have == size or (have == 1 and at < shared)
-                for at, (have, size) in enumerate(zip(x.shape, sizes, strict=True))
-            )
-        ):
+        if x is None:
+            continue
+        fits = x.dim() == len(sizes)
+        for at, (have, size) in enumerate(zip(x.shape, sizes, strict=False)):
+            fits = fits and (size is None or have == size or (have == 1 and at < shared))
+        if not fits:
             raise ArgumentError(
                 f"{type(part).__name__}.lower",
                 expected=f"{name} of shape {['any' if size is None else size for size in sizes]}",
@@ -173,11 +172,9 @@ def has_rows(lowered: Iterable[StructuredScore]) -> bool:
 
 
 def sinks_without_rows(
-    sinks: Float[Tensor, " H"] | None, lowered: Iterable[StructuredScore]
-) -> Float[Tensor, "b H q"] | None:
+    sinks: Float[Tensor, " H"], lowered: Iterable[StructuredScore]
+) -> Float[Tensor, "b H q"]:
     """Sinks less the ``row`` terms, for a softmax of logits without these terms."""
-    if sinks is None:
-        return None
     wide = torch.promote_types(sinks.dtype, torch.float32)
     return without_rows(sinks.to(wide).view(1, -1, 1), lowered)
 

@@ -153,11 +153,12 @@ class Offsets:
 
         Reads the values of layouts with documents or padding.
         """
-        if grid.shift is not None and not grid.segmented:
-            return cls.regular(grid)
+        shift = grid.shift
+        if shift is not None and not grid.segmented:
+            return cls.shifted(grid, shift)
         if torch.compiler.is_compiling():
             marks = (x for side in (grid.query, grid.key) for x in (side.document, side.valid))
-            if grid.shift is None or any(mark is not None for mark in marks):
+            if shift is None or any(mark is not None for mark in marks):
                 return "inside a compiled graph it takes regular layouts only"
             return cls._in_intervals(grid)
         return reused_of_grid(cls._of_documents, "offsets", grid=grid)
@@ -200,8 +201,9 @@ class Offsets:
         reach = shift - grid.query.length + 1, shift + grid.key.length - 1
         first, last = reach
         if masked:  # no farther than a step beyond the pairs, as kernels' numbers have 32 bits
-            first = min(max(first, grid.band[0]), reach[1] + 1)
-            last = max(min(last, grid.band[1]), reach[0] - 1)
+            lowest, highest = grid.band
+            first = min(max(first, lowest), reach[1] + 1)
+            last = max(min(last, highest), reach[0] - 1)
         domain = (first, last) if first <= last else (shift, shift)
         return cls(domain, reach, shift, (first, last))
 

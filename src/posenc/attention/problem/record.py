@@ -187,8 +187,9 @@ def flatten(record: KernelProblem) -> Flat:
     for owner, name, path, kind in FIELDS:
         value: Any = getattr(getattr(record, owner) if owner else record, name)
         if kind == "tensors":
-            flat.tensors.extend(value)
-            paths.extend([f"{path}.{at}" for at in range(len(value))])
+            for at, tensor in enumerate(value):
+                flat.tensors.append(tensor)
+                paths.append(f"{path}.{at}")
         elif kind == "tensor":
             if value is not None:
                 flat.tensors.append(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
@@ -54,24 +54,26 @@ class Terms:
     @property
     def bias_only(self) -> bool:
         """True if there are no terms but a bias by offset."""
-        return [name for name, _ in self.operands()] == ["bias_by_offset"]
+        return list(self.operands()) == ["bias_by_offset"]
 
     @property
     def by_offset(self) -> list[Tensor]:
         """Operands with an entry or row for each offset or bucket."""
-        rows = (getattr(self, name) for name in AXES if not of_tokens(name))
+        rows = (getattr(self, name) for name in AXES if name not in OF_TOKENS)
         return [x for x in rows if x is not None]
 
-    def operands(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors of those that are there."""
+    def operands(self) -> dict[str, Tensor]:
+        """The tensors that are there, by name."""
+        tensors: dict[str, Tensor] = {}
         for name in AXES:
             tensor = getattr(self, name)
             if tensor is not None:
-                yield name, tensor
+                tensors[name] = tensor
+        return tensors
 
     def map(self, change: Callable[[str, Tensor], Tensor]) -> Terms:
         """Each operand changed, by its name; buckets and offsets as they are."""
-        changed: dict[str, Any] = {name: change(name, x) for name, x in self.operands()}
+        changed: dict[str, Any] = {name: change(name, x) for name, x in self.operands().items()}
         return replace(self, **changed)
 
 
@@ -83,9 +85,8 @@ AXES: dict[str, tuple[str, ...]] = {
 """The axes of each operand, by name, in the order of the fields of ``Terms``."""
 
 
-def of_tokens(name: str) -> bool:
-    """True if an operand is of queries or keys; False if of offsets or buckets."""
-    return not {"Q", "K"}.isdisjoint(AXES[name])
+OF_TOKENS = frozenset(name for name, axes in AXES.items() if not {"Q", "K"}.isdisjoint(axes))
+"""Names of the operands of queries or keys; the others are of offsets or buckets."""
 
 
 def read_terms(
@@ -105,36 +106,65 @@ def read_terms(
         bucketed: keep rows by bucket where all terms with rows share their buckets; else rows are
             read at each offset. Without it they always are, and ``bucket`` is None.
     """
-    first, last = offsets
-    factors = [term for term in lowered if isinstance(term, LowRank)]
-    groups = [term for term in lowered if isinstance(term, BucketedTerms)]
-    query_factor = _joined([x.query for x in factors], q)
-    key_factor = _joined([x.key for x in factors], q)
-    if not groups:
-        return Terms(query_factor, key_factor, first=first)
-    at = torch.arange(first, last + 1, device=q.device).to(exact_dtype(first, last, q.device))
-    buckets = [(g, g.bucket(at.unsqueeze(-1))) for g in groups if reads_offsets(g)]
-    rowed = [(g, n) for g, n in buckets if any(x is not None for x in (g.left, g.right, g.value))]
+    factors: list[LowRank] = []
+    tables: list[Tensor] = []
+    columns: list[Tensor] = []
+    rowed: list[tuple[BucketedTerms, Tensor]] = []
+    (first, last), at = offsets, None
+    for term in lowered:
+        if isinstance(term, LowRank):
+            factors.append(term)
+            continue
+        if term.column is not None:
+            columns.append(term.column.expand(-1, q.shape[1], -1))
+        if not reads_offsets(term):
+            continue
+        if at is None:
+            dtype = exact_dtype(first, last, q.device)
+            at = torch.arange(first, last + 1, device=q.device).to(dtype).unsqueeze(-1)
+        bucket = term.bucket(at)
+        if term.table is not None:
+            tables.append(term.table.index_select(1, bucket))
+        if term.left is not None or term.right is not None or term.value is not None:
+            rowed.append((term, bucket))
+    terms = Terms(
+        query_factor=_joined([x.query for x in factors], q) if factors else None,
+        key_factor=_joined([x.key for x in factors], q) if factors else None,
+        bias_by_offset=reduce(add, tables) if tables else None,
+        column=reduce(add, columns) if columns else None,
+        first=first,
+    )
+    return _with_rows(terms, rowed, q, last - first + 1, bucketed=bucketed) if rowed else terms
+
+
+def _with_rows(
+    terms: Terms,
+    rowed: Sequence[tuple[BucketedTerms, Tensor]],
+    q: Tensor,
+    width: int,
+    *,
+    bucketed: bool,
+) -> Terms:
+    """The terms and rows of groups, by bucket or at each of ``width`` offsets, see ``read_terms``.
+
+    Args:
+        rowed: groups that have rows, and the bucket of each offset.
+    """
     bucket = _shared_bucket(rowed) if bucketed else None
-    read = rowed if bucket is None else [(g, None) for g, _ in rowed]
-    if bucketed and rowed and bucket is None:
-        bucket = torch.arange(last - first + 1, device=q.device)
+    read = rowed if bucket is None else [(group, None) for group, _ in rowed]
+    if bucketed and bucket is None:
+        bucket = torch.arange(width, device=q.device)
     left, left_rows = stacked([(g.left, n) for g, n in read], q)
     right, right_rows = stacked([(g.right, n) for g, n in read], q)
-    tables = [g.table.index_select(1, n) for g, n in buckets if g.table is not None]
-    columns = [g.column for g in groups if g.column is not None]
-    return Terms(
-        query_factor=query_factor,
-        key_factor=key_factor,
-        bias_by_offset=_sum(tables),
-        column=_sum([column.expand(-1, q.shape[1], -1) for column in columns]),
+    values = [_rows(g.value, n) for g, n in read if g.value is not None]
+    return replace(
+        terms,
         left=left,
         left_rows=left_rows,
         right=right,
         right_rows=right_rows,
-        value_rows=_sum([_rows(g.value, n) for g, n in read if g.value is not None]),
+        value_rows=reduce(add, values) if values else None,
         bucket=bucket,
-        first=first,
     )
 
 
@@ -202,17 +232,11 @@ def stacked(
     return torch.cat(tokens, dim=-1), torch.cat([x.expand(heads, -1, -1) for x in rows], dim=-1)
 
 
-def _joined(factors: Sequence[Tensor], q: Tensor) -> Float[Tensor, "b H L R"] | None:
+def _joined(factors: Sequence[Tensor], q: Tensor) -> Float[Tensor, "b H L R"]:
     """Factors side by side, in float32 or better."""
-    if not factors:
-        return None
     rows, wide = max(map(len, factors)), torch.promote_types(q.dtype, torch.float32)
     expanded = [x.to(wide).expand(rows, q.shape[1], -1, -1) for x in factors]
     return expanded[0] if len(expanded) == 1 else torch.cat(expanded, dim=-1)
-
-
-def _sum(tensors: Sequence[Tensor]) -> Tensor | None:
-    return reduce(add, tensors) if tensors else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import Interval, Positive, Width, checked
 from posenc.encoding import EmbeddingEncoding, Entry, apply_rotation
-from posenc.encoding.prepared import Copies, wants_gradients
+from posenc.encoding.prepared import Copies
 from posenc.encoding.tensors import Features, TokenIds
 from posenc.encodings.common.opaque import opaque
 from posenc.encodings.common.precision import geometric_frequencies
@@ -275,11 +275,11 @@ class Solutions:
             numbers: of steps.
         """
         with self._lock:
-            if not self._copies.hold(parameters):
+            if is_transformed() or not self._copies.hold(parameters):
                 self._copies, self._stored, self._last = Copies(parameters), {}, None
             with torch.inference_mode(False), torch.no_grad():
                 values = self._read(flow, parameters, numbers)
-            if not wants_gradients(parameters):
+            if not (torch.is_grad_enabled() and any(p.requires_grad for p in parameters)):
                 return values
             if self._last is not None:
                 known, of, states = self._last

@@ -11,6 +11,7 @@ from torch import Tensor
 from posenc.attention.backends.common.base import (
     BFLOAT16,
     KEYS_ONCE,
+    RARE,
     ROTATION_ALONE,
     SLOW_MKL,
     Attend,
@@ -19,7 +20,6 @@ from posenc.attention.backends.common.base import (
     QueryKernel,
     Refusal,
     Result,
-    refuse_rare,
 )
 from posenc.attention.backends.native.arguments import prepare
 from posenc.attention.backends.native.build import description, missing, slow_mkl
@@ -113,9 +113,8 @@ class Native(Backend):
         return None if reason is None else Refusal(reason, avoidable=reason != SWITCHED_OFF)
 
     def plan(self, problem: Problem) -> Plan | Refusal:
-        refusal = refuse_rare(problem, "global_softmax", "sinks", "softcap")
-        if refusal is not None:
-            return refusal
+        if problem.counter_dropout is not None:
+            return Refusal(RARE["counter_dropout"])
         if problem.q.device.type != "cpu":
             return ON_CPU
         if is_transformed():
@@ -125,15 +124,15 @@ class Native(Backend):
         if problem.q.dtype not in DTYPES:
             return Refusal(f"its kernels do not take {problem.q.dtype}")
         grid = problem.grid
-        if serves_images(grid, problem.lowered):
-            prepare = partial(_prepare_images, problem)
-            return Plan(OF_IMAGES, partial(_attend_images, problem), prepare=prepare)
-        cells = None if grid.query.extent is None else problem_of_cells(problem)
-        if cells is not None:
-            how = f"{OF_IMAGES}; special tokens apart"
-            return Plan(
-                how, partial(attend_with_special_tokens, problem, partial(_attend_images, cells))
-            )
+        if grid.query.extent is not None:
+            if serves_images(grid, problem.lowered):
+                prepare = partial(_prepare_images, problem)
+                return Plan(OF_IMAGES, partial(_attend_images, problem), prepare=prepare)
+            cells = problem_of_cells(problem)
+            if cells is not None:
+                of_cells = partial(_attend_images, cells)
+                how = f"{OF_IMAGES}; special tokens apart"
+                return Plan(how, partial(attend_with_special_tokens, problem, of_cells))
         offsets = Offsets.of(grid)
         if isinstance(offsets, str) and grid.dense and problem.lowered == ():
             offsets = Offsets.shifted(grid, 0)  # which nothing reads

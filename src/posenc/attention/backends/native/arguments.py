@@ -1,8 +1,9 @@
-"""The struct of a call, read from a problem's record: csrc/problem.h, by ``library``."""
+"""The struct of a call, read from a problem's record: csrc/problem.h; and its forward pass."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 import torch
 from jaxtyping import Float
@@ -20,7 +21,7 @@ from posenc.attention.backends.native.library import (
 )
 from posenc.attention.backends.native.pairs import KINDS
 from posenc.attention.problem.record import Geometry, KernelProblem
-from posenc.attention.problem.terms import AXES, Spans, Terms, of_tokens, spans_of
+from posenc.attention.problem.terms import AXES, OF_TOKENS, Spans, Terms, spans_of
 from posenc.encoding.prepared import reused
 
 PARTS, ITEMS = 32, 8
@@ -51,9 +52,11 @@ class Arguments:
         self._tokens()
         self._geometry(record.geometry)
         self._terms(record.terms)
-        self._rotary()
-        self.pairs = [self.keep(x.to(self.dtype).contiguous()) for x in record.pairs.tensors]
-        self._pairs()
+        if record.rotary.query_cosine is not None:
+            self._rotary()
+        self.pairs: list[Tensor] = []
+        if record.pairs.kind:
+            self._pairs()
 
     def keep(self, x: Tensor) -> Tensor:
         """The tensor, kept for as long as this is."""
@@ -62,7 +65,9 @@ class Arguments:
 
     def tokens(self, x: Tensor) -> CTokens:
         """A tensor ``[B, H, L, D]``, copied where its features are apart."""
-        return CTokens.of(self.keep(contiguous_rows(x)))
+        x = contiguous_rows(x)
+        self._kept.append(x)
+        return CTokens.of(x)
 
     def _tokens(self) -> None:
         x, problem = self.struct, self.record
@@ -77,10 +82,10 @@ class Arguments:
             sinks = problem.sinks.double().expand(problem.q.shape[:3])
             x.sinks = self.keep(sinks.contiguous()).data_ptr()
         x.q, x.k, x.v = self.tokens(problem.q), self.tokens(problem.k), self.tokens(problem.v)
-        x.chunks = min(x.batch, ceil_div(PARTS, x.heads))
-        blocks = ceil_div(x.queries, BLOCK)
-        threads = ceil_div(2 * torch.get_num_threads(), x.heads * x.chunks)
-        self.splits = min(ceil_div(ITEMS, x.heads * x.chunks), blocks)
+        x.chunks = min(x.batch, ceil(PARTS / x.heads))
+        blocks = ceil(x.queries / BLOCK)
+        threads = ceil(2 * torch.get_num_threads() / (x.heads * x.chunks))
+        self.splits = min(ceil(ITEMS / (x.heads * x.chunks)), blocks)
         if problem.pairs.kind == "mixing":  # all heads go together
             self.splits = 1
         x.splits = max(self.splits, min(threads, blocks))
@@ -91,7 +96,9 @@ class Arguments:
             band = geometry.shift, geometry.lowest, geometry.highest
             sizes = x.queries, x.keys, *band, geometry.period, geometry.jump
             intervals = reused(lambda: _regular_intervals(*sizes), "regular intervals", *sizes)
-        x.low, x.high, x.base = (interval.data_ptr() for interval in self.keep(intervals))
+        self._kept.append(intervals)
+        low, high, base = intervals
+        x.low, x.high, x.base = low.data_ptr(), high.data_ptr(), base.data_ptr()
         x.rows_batch = 0 if intervals.shape[1] == 1 else x.queries
         if geometry.bands is not None:
             x.bands = self.keep(geometry.bands).data_ptr()
@@ -111,8 +118,9 @@ class Arguments:
                 len(spans.buckets),
                 *(terms.first + end for end in spans.varying),
             )
-        for name, value in terms.operands():
-            value = four_axes(name, self.keep(self._as_read(name, value)))
+        for name, tensor in terms.operands().items():
+            value = four_axes(name, self._as_read(name, tensor))
+            self._kept.append(value)
             rows, features = value.shape[2:]
             setattr(operands, name, COperand(value=CTokens.of(value), rows=rows, features=features))
             if "N" in AXES[name]:
@@ -127,7 +135,7 @@ class Arguments:
 
     def _as_read(self, name: str, value: Tensor) -> Tensor:
         """An operand in its dtype, of the buckets that offsets meet, in their order."""
-        if of_tokens(name) and value.dim() == 4:  # widened as they are read
+        if name in OF_TOKENS and value.dim() == 4:  # widened as they are read
             return contiguous_rows(value)
         if "N" in AXES[name]:
             rows = value if self.spans is None else self.spans.rows_of(value)
@@ -140,8 +148,6 @@ class Arguments:
     def _rotary(self) -> None:
         x, rotary = self.struct, self.record.rotary
         x.adjacent = rotary.adjacent
-        if rotary.query_cosine is None:
-            return
         factors = (rotary.query_cosine, rotary.query_sine, rotary.key_cosine, rotary.key_sine)
         cosine, sine, key_cosine, key_sine = (
             self.keep(factor.contiguous()) for factor in factors if factor is not None
@@ -151,10 +157,9 @@ class Arguments:
         x.k_rotary = CRotaryFactors.of(key_cosine, key_sine)
 
     def _pairs(self) -> None:
-        kind = self.record.pairs.kind
-        if not kind:
-            return
-        pairs = self.struct.pairs
+        kind, pairs = self.record.pairs.kind, self.struct.pairs
+        for x in self.record.pairs.tensors:
+            self.pairs.append(self.keep(x.to(self.dtype).contiguous()))
         pairs.kind = KINDS[kind].number
         for at, size in enumerate(KINDS[kind].sizes(self.pairs)):
             pairs.sizes[at] = size
@@ -169,12 +174,8 @@ def holds_all(spans: Spans, rows: Tensor) -> bool:
 
 def four_axes(name: str, x: Tensor) -> Float[Tensor, "b h rows features"]:
     """An operand with axes for batch, heads, rows and features."""
-    x = x if of_tokens(name) else x.unsqueeze(0)
+    x = x if name in OF_TOKENS else x.unsqueeze(0)
     return x if x.dim() == 4 else x.unsqueeze(-1)
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def empty_like_tokens(
@@ -214,6 +215,21 @@ def _regular_intervals(queries: int, keys: int, *numbers: int) -> Tensor:
     return torch.stack([low, high, base]).unsqueeze(1).to(torch.int32)
 
 
+def empty_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
+    """Memory for output ``[B, H, Q, E]`` and LSE ``[B, H, Q]`` in float64."""
+    q, v = record.q, record.v
+    lse = q.new_empty(q.shape[:3], dtype=torch.float64)
+    return empty_like_tokens(v, (*q.shape[:3], v.shape[3])), lse
+
+
+def compute_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
+    """Output ``[B, H, Q, E]`` and LSE ``[B, H, Q]``, in float64."""
+    call, (out, lse) = Arguments(record), empty_output(record)
+    call.struct.out, call.struct.lse = CTokens.of(out), lse.data_ptr()
+    library().call("forward", call.struct, call.dtype)
+    return out, lse
+
+
 def prepare(record: KernelProblem) -> Attend | None:
     """Attention of other tokens than the record's; None if it would have to copy or transform them.
 
@@ -223,13 +239,13 @@ def prepare(record: KernelProblem) -> Attend | None:
         return None
     if any(contiguous_rows(x) is not x for x in (record.q, record.k, record.v)):
         return None
-    call = Arguments(record)
-    shape = (*record.q.shape[:3], record.v.shape[3])
-    call.struct.out = CTokens.of(empty_like_tokens(record.v, shape))
+    call, kernels, (out, _) = Arguments(record), library(), empty_output(record)
+    call.struct.out, shape, strides = CTokens.of(out), out.shape, out.stride()
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Result:
         struct = CProblem.from_buffer_copy(call.struct)  # threads may call at the same time
-        out, lse = empty_like_tokens(v, shape), q.new_empty(shape[:3], dtype=torch.float64)
+        out = v.new_empty_strided(shape, strides)
+        lse = q.new_empty(shape[:3], dtype=torch.float64)
         struct.q.data, struct.k.data, struct.v.data = q.data_ptr(), k.data_ptr(), v.data_ptr()
         for rows, tokens, operand in (
             (struct.terms.left_rows, struct.terms.left, struct.q),
@@ -238,7 +254,7 @@ def prepare(record: KernelProblem) -> Attend | None:
             if rows.rows:
                 tokens.value.data = operand.data
         struct.out.data, struct.lse = out.data_ptr(), lse.data_ptr()
-        library().call("forward", struct, call.dtype)
+        kernels.call("forward", struct, call.dtype)
         return Result(out, lse)
 
     return attend

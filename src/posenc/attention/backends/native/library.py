@@ -40,9 +40,15 @@ class CTokens(ctypes.Structure):
     @classmethod
     def of(cls, x: Tensor) -> CTokens:
         """Describe a tensor of that shape; dimensions of size 1 get stride 0."""
-        shape, strides = x.shape, x.stride()
-        read = [stride if n > 1 else 0 for n, stride in zip(shape[:3], strides[:3], strict=True)]
-        return cls(x.data_ptr(), TYPES[x.dtype], *read)
+        batch, heads, tokens, _ = x.shape
+        of_batch, of_head, of_token, _ = x.stride()
+        return cls(
+            x.data_ptr(),
+            TYPES[x.dtype],
+            of_batch if batch > 1 else 0,
+            of_head if heads > 1 else 0,
+            of_token if tokens > 1 else 0,
+        )
 
 
 class CRotaryFactors(ctypes.Structure):

@@ -11,7 +11,9 @@ from torch import Tensor
 from posenc.attention.backends.common.operator import Gradients, Operator
 from posenc.attention.backends.native.arguments import (
     Arguments,
+    compute_output,
     empty_like_tokens,
+    empty_output,
     four_axes,
     holds_all,
 )
@@ -19,7 +21,7 @@ from posenc.attention.backends.native.build import library
 from posenc.attention.backends.native.library import COperand, CTokens
 from posenc.attention.backends.native.pairs import pair_gradients, sum_to_tensors
 from posenc.attention.problem.record import KernelProblem
-from posenc.attention.problem.terms import AXES, Spans, of_tokens
+from posenc.attention.problem.terms import AXES, OF_TOKENS, Spans
 
 OPTIONAL = ("terms.bias_by_offset", "terms.column")
 """Paths of operands whose gradients are computed only where requested; they may be constants."""
@@ -49,10 +51,9 @@ class GradientBuffers:
         )
         x.dq, x.dk, x.dv = CTokens.of(self.dq), CTokens.of(self.dk[0]), CTokens.of(self.dv[0])
         x.dk_split, x.dv_split = self.dk.stride(0), self.dv.stride(0)
+        operands = record.terms.operands()
         left_out = [path for path in OPTIONAL if path not in wanted]
-        self.terms = {
-            name: term for name, term in record.terms.operands() if f"terms.{name}" not in left_out
-        }
+        self.terms = {n: term for n, term in operands.items() if f"terms.{n}" not in left_out}
         self.buffers = {name: self._allocate(name, term) for name, term in self.terms.items()}
         self.sinks = torch.empty(record.q.shape[:3], dtype=torch.float64)
         x.sinks_gradient = self.sinks.data_ptr()
@@ -66,9 +67,9 @@ class GradientBuffers:
         """
         call, x = self.call, self.call.struct
         operand: COperand = getattr(x.terms, name)
-        size = x.batch if of_tokens(name) else 1, x.heads, operand.rows, operand.features
+        size = x.batch if name in OF_TOKENS else 1, x.heads, operand.rows, operand.features
         dtype = torch.float64 if name == "column" else call.dtype
-        parts = 1 if "Q" in AXES[name] else call.splits if of_tokens(name) else self.parts
+        parts = 1 if "Q" in AXES[name] else call.splits if name in OF_TOKENS else self.parts
         buffer = _empty(name, term, (parts, *size), dtype)
         operand.gradient, operand.part_stride = CTokens.of(buffer[0]), buffer.stride(0)
         return buffer
@@ -121,15 +122,6 @@ def _of_term(name: str, parts: Tensor, like: Tensor, spans: Spans | None) -> Ten
 WITHOUT_GRADIENT = ("terms.bucket", "geometry.intervals", "geometry.bands", "seed")
 
 
-def compute_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
-    """Output ``[B, H, Q, E]`` and LSE ``[B, H, Q]``, in float64."""
-    call = Arguments(record)
-    out, lse = _empty_output(record)
-    call.struct.out, call.struct.lse = CTokens.of(out), lse.data_ptr()
-    library().call("forward", call.struct, call.dtype)
-    return out, lse
-
-
 def compute_gradients(
     record: KernelProblem, results: Sequence[Tensor], wanted: Container[str], global_lse: bool
 ) -> Gradients:
@@ -145,12 +137,6 @@ def compute_gradients(
     return buffers.summed()
 
 
-def _empty_output(record: KernelProblem) -> tuple[Tensor, Tensor]:
-    q, v = record.q, record.v
-    lse = q.new_empty(q.shape[:3], dtype=torch.float64)
-    return empty_like_tokens(v, (*q.shape[:3], v.shape[-1])), lse
-
-
 def _empty_gradient(path: str, x: Tensor, wanted: bool) -> Tensor | None:
     if path in WITHOUT_GRADIENT or path.startswith("rotary.") or (path in OPTIONAL and not wanted):
         return None
@@ -159,4 +145,4 @@ def _empty_gradient(path: str, x: Tensor, wanted: bool) -> Tensor | None:
     return x.new_empty(x.shape)
 
 
-NATIVE = Operator("native", compute_output, compute_gradients, _empty_output, _empty_gradient)
+NATIVE = Operator("native", compute_output, compute_gradients, empty_output, _empty_gradient)

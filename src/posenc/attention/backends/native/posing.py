@@ -68,7 +68,7 @@ def record_of(
         pairs: the score in a form outside it; None for none.
         rotated: rotate queries and keys where that is faster than doing so in the kernels.
     """
-    x = rotated_where_faster(problem) if rotated else problem
+    x = rotated_where_faster(problem) if rotated and problem.rotation is not None else problem
     score = x.encoding.score
 
     def read(_: Grid) -> Terms:
@@ -76,15 +76,15 @@ def record_of(
 
     alone = x.encoding.value is None and pairs is None
     if score is not None and alone and all(map(is_constant_table, lowered)):
-        kind = (x.q.dtype, x.heads, x.scale)
+        kind = (x.q.dtype, x.q.shape[1], x.scale)
         terms = reused_of_grid(read, "terms", *kind, grid=x.grid, layers=(score,))
     else:
         terms = read(x.grid)
+    origin = offsets.origin
+    if origin:
+        terms = replace(terms, first=terms.first - origin)
     record = _record(x, lowered, terms, offsets.geometry())
-    if pairs is not None:
-        record = _with_pairs(record, pairs, offsets, x)
-    terms = replace(record.terms, first=record.terms.first - offsets.origin)
-    return replace(record, terms=terms)
+    return record if pairs is None else _with_pairs(record, pairs, offsets, x)
 
 
 def fused_form(problem: Problem) -> tuple[FusedScore | None, tuple[StructuredScore, ...] | None]:
@@ -187,17 +187,15 @@ def _record(
         pairs=PairTerm(),
         geometry=geometry,
         segments=SegmentMask(),
-        rotary=_rotary(problem.rotation),
+        rotary=RotaryFactors() if problem.rotation is None else _rotary(problem.rotation),
         dropout=problem.dropout,
         seed=draw_seed(problem.q.device) if problem.dropout else None,
-        sinks=sinks_without_rows(problem.sinks, lowered),
+        sinks=None if problem.sinks is None else sinks_without_rows(problem.sinks, lowered),
         softcap=problem.softcap or 0.0,
     )
 
 
-def _rotary(rotation: Rotation | None) -> RotaryFactors:
-    if rotation is None:
-        return RotaryFactors()
+def _rotary(rotation: Rotation) -> RotaryFactors:
     cosine, sine, key_cosine, key_sine = (x.detach() for x in (*rotation.query, *rotation.key))
     return RotaryFactors(cosine, sine, key_cosine, key_sine, rotation.pairing == "adjacent")
 
@@ -228,7 +226,8 @@ def _with_pairs(
         of_logits, of_biases = form.input.to(bias.dtype).chunk(2, dim=1)
         hidden = of_biases @ bias + form.input_bias.to(bias.dtype).unsqueeze(-1)
         pairs = PairTerm("mixing", (of_logits, hidden, form.output, form.output_bias))
-        return replace(record, terms=replace(terms, bias_by_offset=bias, first=first), pairs=pairs)
+        terms = replace(terms, bias_by_offset=bias, first=first - origin)
+        return replace(record, terms=terms, pairs=pairs)
     # An offset is as far from 0 as from the origin, and the origin from 0.
     distances = abs(origin) + torch.arange(max(last - origin, origin - first) + 1)
     distances = distances.to(form.factor.dtype)
@@ -241,38 +240,32 @@ LONG = 2048
 
 
 def narrowed(x: KernelProblem) -> KernelProblem:
-    """The record with each head's band; unchanged if all heads need all offsets."""
-    if not _serves(x):
-        return x
-    bands, all_offsets = _bands(x), x.geometry.highest - x.geometry.lowest
-    if int((bands[:, 1] - bands[:, 0]).min()) == all_offsets:
-        return x
-    return replace(x, geometry=replace(x.geometry, bands=bands))
+    """The record with each head's band; unchanged if all heads need all offsets.
 
-
-def _serves(x: KernelProblem) -> bool:
-    """True if a constant table is the only term, and queries see their own position."""
-    geometry, terms, keys = x.geometry, x.terms, x.k.shape[2]
+    Unless a constant table is the only term and queries see their own position, all do.
+    """
+    geometry, bias, keys = x.geometry, x.terms.bias_by_offset, x.k.shape[2]
     if keys < LONG or are_few(x.q) or x.dropout or x.softcap:
-        return False
+        return x
     if geometry.intervals is not None or geometry.period:
-        return False
+        return x
     if x.rotary.query_cosine is not None or not has_values(x.q):
-        return False
+        return x
     # Query i's own position is that of key i - shift.
     if not (geometry.shift <= 0 and x.q.shape[2] - 1 - geometry.shift < keys):
-        return False
-    bias = terms.bias_by_offset
-    return terms.bias_only and not (
-        torch.is_grad_enabled() and bias is not None and bias.requires_grad
-    )
+        return x
+    if bias is None or not x.terms.bias_only or (bias.requires_grad and torch.is_grad_enabled()):
+        return x
+    bands, all_offsets = _bands(x, bias), geometry.highest - geometry.lowest
+    if int((bands[:, 1] - bands[:, 0]).min()) == all_offsets:
+        return x
+    return replace(x, geometry=replace(geometry, bands=bands))
 
 
-def _bands(x: KernelProblem) -> Int[Tensor, "H 2"]:
+def _bands(x: KernelProblem, bias: Float[Tensor, "H W"]) -> Int[Tensor, "H 2"]:
     """Smallest and largest offset with a non-negligible weight, for each head."""
-    bias, origin = x.terms.bias_by_offset, x.terms.first
+    origin = x.terms.first
     first, last = x.geometry.lowest, x.geometry.highest
-    assert bias is not None
     longest = [y.detach().norm(dim=-1).amax((0, 2)).double() for y in (x.q, x.k)]
     of_keys = longest[1].repeat_interleave(x.q.shape[1] // x.k.shape[1])
     most = 2 * x.scale * longest[0] * of_keys

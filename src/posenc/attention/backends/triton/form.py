@@ -27,9 +27,9 @@ from posenc.attention.problem.record import (
 )
 from posenc.attention.problem.terms import (
     AXES,
+    OF_TOKENS,
     Terms,
     max_distance_of,
-    of_tokens,
     read_terms,
     reads_offsets,
 )
@@ -118,7 +118,7 @@ class KernelForm:
         if self.carries_sums:  # of earlier keys, and of the query's own
             highest = -1 if isinstance(self.pairs, StickWeights) else 0
             geometry = replace(geometry, highest=min(geometry.highest, highest))
-        else:
+        elif x.sinks is not None:
             sinks = sinks_without_rows(x.sinks, self.lowered)
         if offsets is not None and not self.carries_sums:
             farthest = None if self.pairs is not None else max_distance_of(self.lowered)
@@ -146,7 +146,7 @@ def _terms(terms: Terms, q: Float[Tensor, "B H Q D"]) -> Terms:
     def cast(name: str, x: Tensor) -> Tensor:
         in_products = AXES[name][-1] in ("F", "E")
         x = x.to(q.dtype if in_products else torch.float32)
-        if of_tokens(name):
+        if name in OF_TOKENS:
             return x.expand(*q.shape[:2], *(-1 for _ in x.shape[2:]))
         return x.contiguous()
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc.attention.backends.common.operator import Gradients, Operator
 from posenc.attention.backends.triton.form import CURVE, KNOTS, empty_as, features_together
 from posenc.attention.problem.record import KernelProblem, flatten, paths_of, restore
-from posenc.attention.problem.terms import of_tokens
+from posenc.attention.problem.terms import OF_TOKENS
 
 CARRIED = ("counts", "sticks", "sticks_self")
 """Kinds of scores that carry sums from key to key."""
@@ -83,7 +83,7 @@ def _ready(record: KernelProblem) -> KernelProblem:
         x
         if path.startswith("rotary")
         else features_together(x)
-        if x.dim() == 4 or (path.startswith("terms.") and of_tokens(path[6:]))
+        if x.dim() == 4 or (path.startswith("terms.") and path[6:] in OF_TOKENS)
         else x.contiguous()
         for path, x in zip(paths_of(flat.words), flat.tensors, strict=True)
     ]
