@@ -20,8 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from posenc.encoding.prepared import wants_gradients
-from posenc.runtime import is_scripted, is_transformed, needs_dispatch, without_autocast
+from posenc.runtime import is_scripted, needs_dispatch, without_autocast
 
 LAYERS = (nn.Linear, Conv1D)
 """Classes that are served; subclasses, as those of quantizers, compute in their own ways."""
@@ -179,11 +178,12 @@ def _forward(dtype: torch.dtype, faster: Faster) -> Callable[..., Tensor]:
 
 def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """True if oneDNN's product is that of PyTorch for these tensors, and no gradient is wanted."""
-    if needs_dispatch(x, weight, bias) or is_transformed() or is_scripted():
+    if needs_dispatch(x, weight, bias) or is_scripted():
         return False
     if not (x.is_cpu and weight.is_cpu) or x.dtype != weight.dtype or x.dim() < 2:
         return False
-    if wants_gradients((x, weight) if bias is None else (x, weight, bias)):
+    learned = weight.requires_grad or (bias is not None and bias.requires_grad)
+    if torch.is_grad_enabled() and (x.requires_grad or learned):
         return False
     # oneDNN reads a bias as if its numbers were one after the other.
     plain = bias is None or (bias.dtype == x.dtype and bias.is_contiguous() and bias.is_cpu)
