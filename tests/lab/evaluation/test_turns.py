@@ -12,6 +12,7 @@ import pytest
 from torch import nn
 
 from posenc.errors import Interrupted
+from posenc.lab.evaluation import turns as reading_in_turns
 from posenc.lab.evaluation.candidates import Method
 from posenc.lab.evaluation.checkpoint import Checkpoint
 from posenc.lab.evaluation.choosing import best, unsettled
@@ -61,6 +62,21 @@ def test_what_will_be_read_is_said_first() -> None:
     turns(seconds=1e-3, report=lambda stage, share: stages.append(stage)).read()
     assert "at most 1 each in 1 s, all 6 in" in stages[0]
     assert not any(stage.startswith(PLANNED) for stage in stages[1:])
+
+
+def test_no_context_begins_that_would_end_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes 10 seconds: of 45, 20 have passed after one context each, 40 after two."""
+    now, timed = [0.0], turns(seconds=45.0)
+    contexts = timed.suite.contexts
+
+    def slowly(*given: Any, **options: Any) -> Any:
+        now[0] += 10.0
+        return contexts(*given, **options)
+
+    monkeypatch.setattr(reading_in_turns.time, "monotonic", lambda: now[0])
+    object.__setattr__(timed.suite, "contexts", slowly)
+    assert counts(timed.read()) == {"plain": 2, "good": 2}
+    assert now[0] == 40.0
 
 
 def test_a_model_that_reads_less_is_shown_with_what_all_contexts_cost() -> None:
