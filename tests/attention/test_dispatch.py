@@ -11,6 +11,7 @@ import torch
 from posenc import Encoding, Grid, Layout
 from posenc.attention import dispatch
 from posenc.attention.backends import native
+from posenc.attention.backends.native import build
 from posenc.attention.dispatch import FEW, SMALL, preference
 from posenc.attention.problem.problem import Problem
 from posenc.encoding import BucketedTerms, LowRank, Rotation, StructuredScore, TokenTableProduct
@@ -182,6 +183,24 @@ def test_kernels_come_first_without_terms_where_they_are_faster(
     monkeypatch.setattr(dispatch, "FEW", 0)
     case_problem = problem(queries, keys, causal=False)
     assert preference(CPU, case_problem)[1][0] == first
+
+
+@pytest.mark.parametrize(
+    ("maker", "vectors", "mkl", "slow"),
+    [
+        ("AuthenticAMD", "AVX512", True, True),
+        ("AuthenticAMD", "AVX2", True, False),
+        ("AuthenticAMD", "AVX512", False, False),
+        ("GenuineIntel", "AVX512", True, False),
+    ],
+)
+def test_mkl_is_slow_where_it_leaves_vectors_unused(
+    maker: str, vectors: str, mkl: bool, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "processor", lambda: (maker, "25"))
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: vectors)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: mkl)
+    assert build.slow_mkl.__wrapped__() is slow
 
 
 @pytest.mark.parametrize("wide", [False, True])
