@@ -96,7 +96,9 @@ def costs(folder: Path, *, budget: float) -> tuple[list[LayerCost], str]:
     try:
         report = accelerate(model, shortest=0)
         served, reasons = report.accelerated > 0, {module.reason for module in report.modules}
-        helps = report.note or f"accelerate changes nothing: {'; '.join(sorted(reasons))}."
+        helps = (
+            report.note or f"accelerate leaves attention as it is: {'; '.join(sorted(reasons))}."
+        )
     except ValueError as error:
         served, helps = False, str(error)
     restore(model)
