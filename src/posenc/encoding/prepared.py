@@ -314,12 +314,9 @@ def _are_comparable(tensors: Sequence[Tensor | None]) -> bool:
     for x in tensors:  # no generator: this is asked at each call
         if x is None:
             continue
-        if (
-            type(x) not in PLAIN_TENSORS
-            or x.is_neg()
-            or x.is_meta
-            or (recording and x.requires_grad)
-        ):
+        if type(x) not in PLAIN_TENSORS or x.is_neg() or x.is_meta:
+            return False
+        if recording and x.requires_grad:
             return False
     return True
 
