@@ -368,6 +368,14 @@ def test_layers_that_share_a_tensor_keep_results_of_their_own() -> None:
     assert again == found
 
 
+def test_what_was_computed_without_a_tensor_is_not_that_with_one() -> None:
+    """A layer with all keys before one with chunks of them, as in Llama 4."""
+    grid = Grid.of(Layout.sequence(6), causal=True)
+    for seen in (grid, grid.chunked(2), grid, grid.chunked(3)):
+        visible = prepared_file.reused_of_grid(lambda x: x.visible, "visible", grid=seen)
+        assert torch.equal(visible, seen.visible)
+
+
 def test_few_kinds_are_kept() -> None:
     layer, kept = nn.Linear(4, 3).eval(), []
     with torch.no_grad():

@@ -150,8 +150,6 @@ def attend_block(call: Call, backend: str | Backend, *, return_lse: bool = False
     encoding = call.encoding
     if not isinstance(encoding, Encoding):
         validate(call)  # says so
-    if return_lse:
-        require_softmax("return_lse", "False", encoding)
     repeatable = _kind_of(call) if isinstance(backend, str) and backend == "auto" else None
     prepared: Attend | None = None
     if repeatable is not None:
@@ -159,6 +157,9 @@ def attend_block(call: Call, backend: str | Backend, *, return_lse: bool = False
         prepared = stored("attend", kind, (encoding,), numbers, encoding.prepared)
     if prepared is None:
         validate(call)
+    if return_lse:
+        require_softmax("return_lse", "False", encoding)
+    if prepared is None:
         with entering(encoding.prepared):
             if repeatable is not None:
                 prepared = reused_later(

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import partial
-from types import FunctionType, MethodType
 from typing import Any, Protocol, Self, TypeGuard, TypeVar, cast
 from weakref import ref
 
@@ -54,6 +53,12 @@ class _Result:
     value: object = None
     computed: bool = False
     pinned: bool = False
+
+    def holds(self, tensors: Sequence[Tensor | None]) -> bool:
+        """True if its states are as they were; if it has none, that none are to be compared."""
+        if self.states is None:
+            return not (self.computed and tensors and any(x is not None for x in tensors))
+        return self.states.hold(tensors)
 
 
 class Prepared:
@@ -279,7 +284,7 @@ def _result(
         if result.states is not None and not result.states.met(tensors):
             return None
         result.pinned = True
-    elif result is None or (result.states is not None and not result.states.hold(tensors)):
+    elif result is None or not result.holds(tensors):
         result = _Result()
         if layers or (tensors and any(x is not None for x in tensors)):
             _put(results, kind, result)
@@ -421,13 +426,7 @@ NO_SETTINGS = frozenset(vars(nn.Module())) - {"training"} | {"given", "prepared"
 
 def _settings(module: nn.Module) -> dict[str, object]:
     """Attributes of the module that ``nn.Module`` does not have and that results may depend on."""
-    return {n: x for n, x in vars(module).items() if n not in NO_SETTINGS and not _is_method(x)}
-
-
-def _is_method(x: object) -> bool:
-    """True of a method of PyTorch or posenc that a module has in place of its class's."""
-    function = x.__func__ if isinstance(x, MethodType) else None
-    return isinstance(function, FunctionType) and function.__module__.startswith(PLAIN)
+    return {n: x for n, x in vars(module).items() if n not in NO_SETTINGS}
 
 
 def are_known(modules: Sequence[nn.Module]) -> bool:
@@ -481,8 +480,7 @@ def is_plain(module: nn.Module) -> bool:
     hooked = module._forward_hooks or module._forward_pre_hooks
     hooked = hooked or every._global_forward_hooks or every._global_forward_pre_hooks
     drops = module.training and isinstance(module, nn.modules.dropout._DropoutNd)
-    forward = vars(module).get("forward")
-    changed = hooked or drops or not (forward is None or _is_method(forward))
+    changed = hooked or drops or "forward" in vars(module)
     return type(module).__module__.startswith(PLAIN) and not changed
 
 
