@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -16,11 +18,12 @@ from transformers.pytorch_utils import Conv1D
 
 from posenc.errors import UnknownNameError
 from posenc.transformers.acceleration import accelerate, products, restore
+from posenc.transformers.acceleration.api import ALREADY
 from tests.testing.tiny_models import inputs_of, tiny_config
 
 WIDTH, OUTPUTS = 24, 40
 
-Layer = nn.Linear | Conv1D
+Layer = Any
 
 
 @pytest.fixture
@@ -108,13 +111,14 @@ def test_onednn_computes_without_gradients_alone(
     with torch.no_grad():
         layer(x)
         layer(**{"x" if isinstance(layer, Conv1D) else "input": x})
-    assert computed == ([] if make is with_strided_bias else [(3, WIDTH)] * 2)
+    served = make in (linear, of_gpt2, without_bias)
+    assert computed == [(3, WIDTH)] * (2 if served else 0)
     layer.zero_grad()
     layer.requires_grad_(False)
     layer(x)
-    assert len(computed) == (0 if make is with_strided_bias else 3)
+    assert len(computed) == (3 if served else 0)
     layer(x.requires_grad_()).sum().backward()
-    assert len(computed) == (0 if make is with_strided_bias else 3)
+    assert len(computed) == (3 if served else 0)
     if layer.bias is not None:
         layer.bias.requires_grad_()
         layer(x.detach()).sum().backward()
@@ -173,7 +177,7 @@ def test_rows_decide(
     computed: list[tuple[int, ...]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(products, "trial", lambda *shape: factors)
+    monkeypatch.setattr(products, "trial", lambda *shape, **options: factors)
     layer = linear()
     said = products.take_products(layer)
     assert [f"{factor:.1f}" in said for factor in factors] == [True] * 4
@@ -184,10 +188,10 @@ def test_rows_decide(
 
 
 def test_processors_without_a_gain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "trial", lambda *shape: (1.0,) * 4)
+    monkeypatch.setattr(products, "trial", lambda *shape, **options: (1.0,) * 4)
     model = transformers.AutoModel.from_config(tiny_config("bert")).eval()
     assert "PyTorch's" in accelerate(model).linear
-    assert not any("forward" in vars(module) for module in model.modules())
+    assert not products.products_of(model)
 
 
 def test_trials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,11 +199,12 @@ def test_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # what conftest puts in place of trials
     products.trial.cache_clear()
     state = torch.get_rng_state()
-    factors = products.trial(OUTPUTS, WIDTH, False, torch.float32, torch.get_num_threads())
+    options: dict[str, Any] = {"by_input": False, "threads": torch.get_num_threads()}
+    factors = products.trial(OUTPUTS, WIDTH, torch.float32, **options)
     assert len(factors) == len(products.ROWS)
     assert all(factor == 1 or factor * products.GAIN >= 0.999 for factor in factors)
     assert torch.equal(torch.get_rng_state(), state)
-    products.trial(OUTPUTS, WIDTH, False, torch.float32, torch.get_num_threads())
+    products.trial(OUTPUTS, WIDTH, torch.float32, **options)
     assert products.trial.cache_info().hits == 1
     products.trial.cache_clear()
 
@@ -238,14 +243,16 @@ def test_models_are_restored(kind: str) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
         copied, read = deepcopy(model), pickle.loads(pickle.dumps(model))
         assert torch.equal(copied(**inputs)[0], got)
+        assert accelerate(model).note == ALREADY
         for name, x in model.state_dict().items():
             assert torch.equal(x, state[name])
         for each in (model, copied, read):
             restore(each)
             assert torch.equal(each(**inputs)[0], expected)
-            assert not any(products._is_taken(x, "forward") for x in each.modules())
+            assert not products.products_of(each)
     for path, module in model.named_modules():
         assert vars(module).keys() == before[path].keys()
+    assert not restore(model)
 
 
 def test_copies_compute_with_their_own_weights() -> None:
@@ -271,13 +278,96 @@ class Doubled(nn.Linear):
 
 
 def test_layers_that_are_left_alone() -> None:
-    hooked = linear()
+    hooked, flat, none, empty = linear(), linear(), linear(), linear()
+    empty.weight = nn.Parameter(torch.empty(OUTPUTS, 0))
     hooked.forward = lambda x: x  # type: ignore[method-assign]
+    flat.weight = nn.Parameter(torch.randn(WIDTH * OUTPUTS))  # as of a sharded model
+    none.register_parameter("weight", None)
     elsewhere = nn.Linear(WIDTH, OUTPUTS, device="meta")
-    for layer in (Doubled(WIDTH, OUTPUTS), linear().double(), hooked, elsewhere):
-        before = dict(vars(layer))
+    others = (Doubled(WIDTH, OUTPUTS), linear().double(), hooked, flat, none, empty, elsewhere)
+    for layer in others:
+        before = type(layer), dict(vars(layer))
         assert products.take_products(layer) == ""
-        assert vars(layer) == before
+        assert (type(layer), vars(layer)) == before
+
+
+@pytest.mark.parametrize(
+    "bias", [torch.tensor(5.0), torch.ones(1), torch.ones(1, OUTPUTS), torch.ones(3, OUTPUTS)]
+)
+def test_biases_that_pytorch_broadcasts(bias: Tensor) -> None:
+    layer, x = linear(), torch.randn(3, WIDTH)
+    products.take_products(layer)
+    layer.bias = nn.Parameter(bias)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), x @ layer.weight.T + bias)
+
+
+def test_inputs_that_are_not_strided() -> None:
+    layer = linear().requires_grad_(False)
+    products.take_products(layer)
+    rows = [torch.randn(2, WIDTH), torch.randn(3, WIDTH)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that nested tensors are a prototype
+        nested = torch.nested.nested_tensor(rows)
+        for got, x in zip(layer(nested).unbind(), rows, strict=True):
+            torch.testing.assert_close(got, layer(x))
+    with pytest.raises(RuntimeError, match=f"{WIDTH}"):
+        layer(torch.randn(3, WIDTH + 1))
+    with pytest.raises(TypeError):
+        layer(rows[0], rows[1])
+    with pytest.raises(TypeError):
+        layer(rows[0].tolist())
+
+
+def test_parametrized_weights_are_read_once() -> None:
+    plain, taken = linear(), linear()
+    products.take_products(taken)
+    for layer in (plain, taken):
+        torch.manual_seed(1)
+        nn.utils.parametrizations.spectral_norm(layer)
+    x = torch.randn(3, WIDTH)
+    for _ in range(3):
+        assert torch.equal(taken(x), plain(x))
+
+
+def test_replicas_compute_with_their_own_weights() -> None:
+    layer = linear().requires_grad_(False)
+    products.take_products(layer)
+    replica: Any = layer._replicate_for_data_parallel()  # type: ignore[operator]
+    replica.weight, replica.bias = torch.zeros(OUTPUTS, WIDTH), torch.zeros(OUTPUTS)
+    assert not replica(torch.randn(3, WIDTH)).any()
+
+
+def test_layers_are_freed_without_the_collector() -> None:
+    layer = linear()
+    products.take_products(layer)
+    layer(torch.randn(3, WIDTH))
+    seen = weakref.ref(layer)
+    gc.disable()
+    try:
+        del layer
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_no_onednn_where_the_user_disables_it(computed: list[tuple[int, ...]]) -> None:
+    layer = linear().requires_grad_(False)
+    products.take_products(layer)
+    computed.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of other devices
+        with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[no-untyped-call]
+            layer(torch.randn(3, WIDTH))
+    assert not computed
+    layer(torch.randn(3, WIDTH))
+    assert computed
+
+
+def test_trials_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    x, weight = torch.randn(4, WIDTH), torch.randn(OUTPUTS, WIDTH)
+    assert products._times_as_fast(x, weight, 0.0) == 1.0
 
 
 def test_layers_that_change_afterwards(computed: list[tuple[int, ...]]) -> None:
@@ -297,6 +387,7 @@ def test_hooks_of_accelerate_around_the_method() -> None:
     expected = layer(x)
     products.take_products(layer)
     hooks.add_hook_to_module(layer, hooks.AlignDevicesHook("cpu"))
+    torch.testing.assert_close(layer(x), expected)
     assert products.put_products_back(layer)
     assert torch.equal(layer(x), expected)
     hooks.remove_hook_from_module(layer)
@@ -306,6 +397,6 @@ def test_hooks_of_accelerate_around_the_method() -> None:
 def test_reading_of_the_argument() -> None:
     model: Any = transformers.AutoModel.from_config(tiny_config("bert")).eval()
     assert accelerate(model, linear="original").linear == ""
-    assert not any("forward" in vars(module) for module in model.modules())
+    assert not products.products_of(model)
     with pytest.raises(UnknownNameError):
         accelerate(model, linear="fast")  # type: ignore[arg-type]

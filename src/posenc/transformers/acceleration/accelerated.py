@@ -141,7 +141,9 @@ def _subclasses(kind: type[PreTrainedModel]) -> Iterator[type[PreTrainedModel]]:
         yield from _subclasses(model)
 
 
-SETTINGS = "_posenc_settings"
+SETTINGS, FASTER = "_posenc_settings", "_posenc_faster"
+OF_REPLACING = (SETTINGS, FASTER)
+"""Attributes of modules whose class was replaced, which their pickles lack."""
 
 
 @dataclass(frozen=True)
@@ -166,39 +168,25 @@ DEFAULT = AccelerateSettings(shortest=SHORTEST)
 AS_IT_WAS = AccelerateSettings(shortest=2**31)
 
 
-class Accelerated(nn.Module):
-    """Mixin of subclasses of transformers' modules that compute attention with posenc.
+class Replacing(nn.Module):
+    """Mixin of subclasses that take the places of the classes of modules, reversibly.
 
     A module becomes one by assignment to its ``__class__``: parameters, buffers, hooks and
     submodules stay where they are. It is pickled as an object of the class it had.
-
-    ``forward`` of a subclass gets its arguments by the names in the original's signature, but for a
-    cache, which is ``cache`` in all of them.
     """
 
     original: ClassVar[type[nn.Module]]
-    """Class of transformers that the module had before, the first of the bases; a mixin of several
-    families has none. Classes are named as theirs, since ``save_pretrained`` writes a model's."""
-
-    parameters_of_forward: ClassVar[tuple[str, ...]] = ()
-    """Names of the original's parameters, in order."""
+    """Class that the module had before, the first of the bases; a mixin of several families has
+    none. Classes are named as theirs, since ``save_pretrained`` writes a model's."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        original: Any = next(kind for kind in cls.__mro__ if not issubclass(kind, Accelerated))
+        original: Any = next(kind for kind in cls.__mro__ if not issubclass(kind, Replacing))
         if original is not nn.Module and not hasattr(cls, "original"):
             cls.original, cls.__name__ = original, original.__name__
-            cls.parameters_of_forward = names_of(original.forward)
-        if "forward" in cls.__dict__:
-            cls.forward = _by_name(cls.forward)
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Attributes of transformers' classes, which have no types."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        state = {name: value for name, value in self.__dict__.items() if name != SETTINGS}
+        state = {name: value for name, value in self.__dict__.items() if name not in OF_REPLACING}
         return self.original.__new__, (self.original,), state
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
@@ -206,6 +194,29 @@ class Accelerated(nn.Module):
         memo[id(self)] = copied
         copied.__dict__.update(deepcopy(self.__dict__, memo))
         return copied
+
+
+class Accelerated(Replacing):
+    """Mixin of subclasses of transformers' modules that compute attention with posenc.
+
+    ``forward`` of a subclass gets its arguments by the names in the original's signature, but for a
+    cache, which is ``cache`` in all of them.
+    """
+
+    parameters_of_forward: ClassVar[tuple[str, ...]] = ()
+    """Names of the original's parameters, in order."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "original" in cls.__dict__:
+            cls.parameters_of_forward = names_of(cls.original.forward)
+        if "forward" in cls.__dict__:
+            cls.forward = _by_name(cls.forward)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Attributes of transformers' classes, which have no types."""
 
     def original_forward(self, **arguments: Any) -> Any:
         """The original forward pass, with ``cache`` under the name that it has there."""
@@ -307,7 +318,7 @@ def take_over(module: nn.Module, kind: type[Accelerated], settings: AccelerateSe
             remedy="Call accelerate(model) before it is wrapped.",
         )
     module.__dict__[SETTINGS] = settings
-    _change_class(module, kind)
+    change_class(module, kind)
 
 
 def require_untouched(module: Accelerated) -> None:
@@ -330,13 +341,14 @@ def require_untouched(module: Accelerated) -> None:
     )
 
 
-def put_back(module: Accelerated) -> None:
+def put_back(module: Replacing) -> None:
     """Give a module its own class again."""
-    _change_class(module, module.original)
-    del module.__dict__[SETTINGS]
+    change_class(module, module.original)
+    for name in OF_REPLACING:
+        module.__dict__.pop(name, None)
 
 
-def _change_class(module: nn.Module, kind: type[nn.Module]) -> None:
+def change_class(module: nn.Module, kind: type[nn.Module]) -> None:
     """Give a module another class, and that class's methods where it holds its own, bound.
 
     The hooks of accelerate (``dispatch_model``) keep ``forward`` so, and call what they keep.

@@ -39,7 +39,7 @@ from posenc.transformers.acceleration.checking import (
     without_values,
 )
 from posenc.transformers.acceleration.growing import grow, settle
-from posenc.transformers.acceleration.products import put_products_back, take_products
+from posenc.transformers.acceleration.products import products_of, put_products_back, take_products
 from posenc.transformers.acceleration.routing import MOVED, ORIGINAL, POSENC, Record, recorded
 
 ALREADY = "It was accelerated before and stays as it is; restore(model) first for other settings."
@@ -66,7 +66,8 @@ def accelerate(
     unless the model was given another attention implementation since; ``restore`` undoes it.
 
     Linear layers on a CPU compute by oneDNN where no gradient is wanted and a trial, of a second
-    once a process, shows that it is faster than the library PyTorch takes.
+    once a process, shows that it is faster than the library PyTorch takes. Quantize layers before,
+    where that goes by their exact class.
 
     Args:
         model: of transformers, or one that holds such a model (of peft, sentence-transformers).
@@ -95,7 +96,7 @@ def accelerate(
     if is_left(model):
         restore(model)
     modules = list(_modules(model))
-    if is_switched(model) or _accelerated(model):
+    if is_switched(model) or _accelerated(model) or products_of(model):
         return replace(_report(model, modules), note=ALREADY)
     served = [module for _, module, family in modules if family.reason(module) is None]
     models = on_interface(model)
@@ -160,7 +161,7 @@ def _rows(model: nn.Module, calls: Record, least: int) -> tuple[ReportedModule, 
 
 
 def restore(model: nn.Module) -> bool:
-    """Give a model its own attention again; does nothing to a model that has it.
+    """Give a model its own attention and linear layers again; nothing to a model that has them.
 
     Args:
         model: that ``accelerate`` was called with.
@@ -173,7 +174,7 @@ def restore(model: nn.Module) -> bool:
     """
     require_restorable(model)
     accelerated = is_switched(model) or bool(_accelerated(model))
-    put_products_back(model)
+    accelerated = put_products_back(model) or accelerated
     switch_back(model)
     for module in _accelerated(model):
         put_back(module)

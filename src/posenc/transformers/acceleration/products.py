@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from math import inf
 from statistics import median
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -21,43 +20,69 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from posenc.runtime import is_scripted, needs_dispatch, without_autocast
-
-LAYERS = (nn.Linear, Conv1D)
-"""Classes that are served; subclasses, as those of quantizers, compute in their own ways."""
+from posenc.transformers.acceleration.accelerated import FASTER, Replacing, change_class, put_back
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 ROWS = (1, 8, 64, 512)
 """Numbers of rows that are tried. Each decides for those up to the next."""
 
-LARGEST = 2.5e9
+MOST_TRIED = 2.5e9
 """Multiplications of the largest product tried, which takes some 30 ms."""
 
 ROUNDS, SECONDS = 3, 0.25
-"""Most rounds of a trial, and the time for those of one shape; what is not tried is not used."""
+"""Most rounds of a trial, and the time after which that of a shape ends."""
 
 GAIN = 0.95
 """Share of the time of PyTorch's product that oneDNN's must not exceed to be used."""
 
 Faster = tuple[float, ...]
-"""How many times as fast oneDNN is, by ``ROWS``; 1 where it is not used."""
+"""How many times as fast oneDNN is, by ``ROWS``; 1 where it is not used or was not tried."""
+
+
+class OneDnnLinear(Replacing, nn.Linear):
+    """A linear layer that oneDNN computes, for numbers of rows at which it is faster."""
+
+    def forward(self, input: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:  # noqa: A002
+        if type(self) is OneDnnLinear and _is_served(self, input, self.weight, self.bias):
+            return product(input, self.weight, self.bias)
+        return nn.Linear.forward(self, input)
+
+
+class OneDnnConv1D(Replacing, Conv1D):
+    """A layer of GPT-2's kind, whose weight has a row an input, as ``OneDnnLinear``."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter
+
+    def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
+        if type(self) is OneDnnConv1D and _is_served(self, x, self.weight, self.bias):
+            return product(x, self.weight.T, self.bias)
+        output: Tensor = Conv1D.forward(self, x)
+        return output
+
+
+LAYERS: dict[type[nn.Module], type[Replacing]] = {nn.Linear: OneDnnLinear, Conv1D: OneDnnConv1D}
+"""Classes by those that they replace; subclasses, as of quantizers, compute in their own ways."""
 
 
 def take_products(model: nn.Module) -> str:
     """Let linear layers compute by oneDNN where a trial shows that it is faster.
 
-    Layers keep their class, weights and names. Gradients, autocast, graphs and hooks are PyTorch's.
+    Weights and names stay. What needs gradients, autocast or a graph is computed as before.
 
     Returns:
         In a sentence, what was done; "" for a model without such layers on a CPU.
     """
     layers, taken = list(_layers(model)), []
     for layer in layers:
-        sizes = (*_by_output(layer).shape, isinstance(layer, Conv1D))
-        faster = trial(*sizes, layer.weight.dtype, torch.get_num_threads())
+        by_input = isinstance(layer, Conv1D)
+        outputs, inputs = reversed(layer.weight.shape) if by_input else layer.weight.shape
+        threads = torch.get_num_threads()
+        faster = trial(outputs, inputs, layer.weight.dtype, by_input=by_input, threads=threads)
         if max(faster) > 1:
-            computed = _forward(layer.weight.dtype, faster)
-            layer.__dict__["forward"] = MethodType(computed, layer)
+            change_class(layer, LAYERS[type(layer)])
+            layer.__dict__[FASTER] = (layer.weight.dtype, *faster)
             taken.append(faster)
     if not layers:
         return ""
@@ -72,23 +97,24 @@ def take_products(model: nn.Module) -> str:
 
 def put_products_back(model: nn.Module) -> bool:
     """Undo ``take_products``; returns True if there was anything to undo."""
-    found = False
-    for module in model.modules():
-        if _is_taken(module, "forward"):
-            del module.__dict__["forward"]
-            found = True
-        elif _is_taken(module, "_old_forward"):  # under a hook of accelerate that came later
-            module.__dict__["_old_forward"] = MethodType(type(module).forward, module)
-            found = True
-    return found
+    taken = products_of(model)
+    for layer in taken:
+        put_back(layer)
+    return bool(taken)
+
+
+def products_of(model: nn.Module) -> list[Replacing]:
+    """The layers that oneDNN computes since ``take_products``."""
+    kinds = tuple(LAYERS.values())
+    return [x for x in model.modules() if isinstance(x, kinds) and type(x) in kinds]
 
 
 @lru_cache(maxsize=256)
-def trial(outputs: int, inputs: int, by_input: bool, dtype: torch.dtype, threads: int) -> Faster:
+def trial(outputs: int, inputs: int, dtype: torch.dtype, *, by_input: bool, threads: int) -> Faster:
     """How much faster oneDNN is for weights of a shape, timed once in a process.
 
     Args:
-        by_input: True for weights stored with a row an input, as those of GPT-2.
+        by_input: True for weights stored with a row an input.
         threads: that PyTorch computes with.
     """
     generator = torch.Generator().manual_seed(0)
@@ -101,7 +127,7 @@ def trial(outputs: int, inputs: int, by_input: bool, dtype: torch.dtype, threads
     with torch.inference_mode(), without_autocast(torch.device("cpu")):
         weight = drawn(inputs, outputs).T if by_input else drawn(outputs, inputs)
         for rows in ROWS:
-            if factors and rows * outputs * inputs > LARGEST:
+            if factors and rows * outputs * inputs > MOST_TRIED:
                 factors.append(factors[-1])
                 continue
             try:
@@ -120,7 +146,7 @@ def _times_as_fast(x: Tensor, weight: Tensor, end: float) -> float:
     products: tuple[Callable[..., Tensor], ...] = nn.functional.linear, product
     shortest = [inf, inf]  # as other work only lengthens times
     for turn in range(ROUNDS + 1):
-        if turn and time.perf_counter() > end:
+        if time.perf_counter() > end:
             break
         for which, compute in enumerate(products):
             start = time.perf_counter()
@@ -128,7 +154,7 @@ def _times_as_fast(x: Tensor, weight: Tensor, end: float) -> float:
             if turn:  # the first call of a product prepares it
                 shortest[which] = min(shortest[which], time.perf_counter() - start)
     plain, other = shortest
-    return plain / other if other <= GAIN * plain else 1.0
+    return plain / other if other <= GAIN * plain < inf else 1.0
 
 
 def product(
@@ -139,8 +165,8 @@ def product(
     Raises:
         RuntimeError: for dtypes that oneDNN has no kernel of on this processor.
     """
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return product
+    computed: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return computed
 
 
 def _layers(model: nn.Module) -> Iterator[Any]:
@@ -150,47 +176,38 @@ def _layers(model: nn.Module) -> Iterator[Any]:
     layers: list[Any] = [module for module in model.modules() if type(module) in LAYERS]
     for layer in layers:
         weight = layer.weight
-        served = weight.is_cpu and weight.dtype in DTYPES and "forward" not in vars(layer)
-        if served and not needs_dispatch(weight, layer.bias):
+        if "forward" in vars(layer) or weight is None or not _is_dense(weight, 2):
+            continue
+        if weight.dtype in DTYPES and weight.numel() and not needs_dispatch(weight):
             yield layer
 
 
-def _by_output(layer: Any) -> Float[Tensor, "O I"]:
-    """The weights with a row an output."""
-    return layer.weight.T if isinstance(layer, Conv1D) else layer.weight
-
-
-@lru_cache
-def _forward(dtype: torch.dtype, faster: Faster) -> Callable[..., Tensor]:
-    """A method for ``forward`` of layers, by how much faster oneDNN was in a dtype."""
-    taken = [factor > 1 for factor in faster]
-
-    def forward(self: Any, *arguments: Tensor, **options: Tensor) -> Tensor:
-        (x,) = *arguments, *options.values()
-        if x.dtype == dtype and _is_plain(x, self.weight, self.bias):
-            rows = x.numel() // max(1, x.shape[-1])
-            if rows and taken[bisect_right(ROWS, rows) - 1]:
-                return product(x, _by_output(self), self.bias)
-        return type(self).forward(self, x)
-
-    return forward
-
-
-def _is_plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """True if oneDNN's product is that of PyTorch for these tensors, and no gradient is wanted."""
+def _is_served(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """True if oneDNN computes what PyTorch does for these tensors, faster, without gradients."""
+    dtype, *faster = layer.__dict__[FASTER]
     if needs_dispatch(x, weight, bias) or is_scripted():
         return False
-    if not (x.is_cpu and weight.is_cpu) or x.dtype != weight.dtype or x.dim() < 2:
+    if not (x.dtype == weight.dtype == dtype and _is_dense(weight, 2)):
         return False
-    learned = weight.requires_grad or (bias is not None and bias.requires_grad)
+    if not x.is_cpu or x.layout is not torch.strided or x.is_nested or x.dim() < 2:
+        return False
+    outputs = weight.shape[1 if isinstance(layer, Conv1D) else 0]
+    inputs = weight.numel() // outputs if outputs else 0
+    rows = x.numel() // inputs if inputs and x.shape[-1] == inputs else 0
+    if not rows or faster[bisect_right(ROWS, rows) - 1] == 1:
+        return False
+    learned = weight.requires_grad
+    if bias is not None:
+        # oneDNN reads a bias as so many numbers, one after the other.
+        if bias.dtype != dtype or not _is_dense(bias, 1) or len(bias) != outputs:
+            return False
+        learned = learned or bias.requires_grad
     if torch.is_grad_enabled() and (x.requires_grad or learned):
         return False
-    # oneDNN reads a bias as if its numbers were one after the other.
-    plain = bias is None or (bias.dtype == x.dtype and bias.is_contiguous() and bias.is_cpu)
-    return plain and not torch.is_autocast_enabled("cpu")
+    return bool(torch.backends.mkldnn.enabled) and not torch.is_autocast_enabled("cpu")
 
 
-def _is_taken(module: nn.Module, name: str) -> bool:
-    method = module.__dict__.get(name)
-    function = getattr(method, "__func__", None)  # of a hook that wraps ours it is no function
-    return isinstance(function, FunctionType) and function.__module__ == __name__
+def _is_dense(x: Tensor, axes: int) -> bool:
+    """True of a tensor on a CPU that lies in memory as it is indexed."""
+    plain = x.is_cpu and x.layout is torch.strided and not x.is_nested
+    return plain and x.dim() == axes and x.is_contiguous()
