@@ -106,7 +106,7 @@ def test_padding_between_tokens(name: str) -> None:
 def test_models_left_as_they_are(make: Callable[[], PreTrainedModel], reason: str) -> None:
     model = make().eval()
     kinds = [(type(module), module.__dict__.get("config")) for module in model.modules()]
-    report = put_under(model, check=False)
+    report = put_under(model, check=False, linear="original")
     assert report.accelerated == len(accelerated(model)) == 0
     assert any(reason in module.reason for module in report.modules)
     found = [(type(module), module.__dict__.get("config")) for module in model.modules()]
