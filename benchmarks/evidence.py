@@ -152,14 +152,15 @@ def engines() -> str:
         settings, versions = results["settings"], results["versions"]
         parts.append(
             f"{results['device']}, {settings['threads']} threads, {results['date']}, PyTorch "
-            f"{versions['torch']}, transformers {versions['transformers']}:\n\n"
+            f"{versions['torch']}, transformers {versions['transformers']}:\n"
         )
         parts.append(_beside(results["rows"]))
     return "\n".join(parts)
 
 
 def _beside(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line a model and size; the shortest time bold."""
+    """A line a model and size, a column an engine that was timed; the shortest time bold."""
+    shown = [engine for engine in ENGINES if any(row["engine"] == engine for row in rows)]
     places: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         size = f"{row['batch']} × {row['size']:,}"
@@ -170,10 +171,11 @@ def _beside(rows: Sequence[Mapping[str, Any]]) -> str:
         best = min(times, key=lambda engine: times[engine])
         cells = [
             _time(found[engine], bold=engine == best) if engine in times else "–"
-            for engine in ENGINES
+            for engine in shown
         ]
         lines.append((*place, *cells))
-    return table(("milliseconds / MiB", "rows × tokens", *ENGINES.values()), lines)
+    labels = (ENGINES[engine] for engine in shown)
+    return table(("milliseconds / MiB", "rows × tokens", *labels), lines)
 
 
 def _time(row: Mapping[str, Any], *, bold: bool) -> str:
