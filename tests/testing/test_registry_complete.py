@@ -17,7 +17,17 @@ TESTS = Path(__file__).parent.parent / "encodings"
 OF_EACH_LAYER = (
     *("cable", "comrope", "contextual", "cope", "dape", "decomposed2d", "enformer", "forgetting"),
     *("grape_additive", "grape_contextual", "grape_multiplicative", "irpe", "lierope", "path"),
-    *("pope", "relative_bias", "relative_logits", "rope_mixed", "shaw", "swin", "swin_v2", "xlnet"),
+    *(
+        "pope",
+        "relative_bias",
+        "relative_logits",
+        "residue_offset",
+        "rope_mixed",
+        "shaw",
+        "swin",
+        "swin_v2",
+        "xlnet",
+    ),
 )
 """Trained methods of which layers share nothing."""
 

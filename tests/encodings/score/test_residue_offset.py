@@ -1,0 +1,81 @@
+"""Biases by residue and chain against loops, classes by hand, and Boltz's encoder."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import Encoding, Grid, Layout, attend
+from posenc.encodings.score.residue_offset import ResidueOffset
+from tests.encodings.grids import inputs
+from tests.encodings.image_grids import IMAGES
+
+
+def complex_of(*chains: int) -> Layout:
+    """Chains of so many residues, one after the other."""
+    places = [(float(r), float(c)) for c, size in enumerate(chains) for r in range(size)]
+    return Layout.at(torch.tensor([places]))
+
+
+def make(limit: int, heads: int = 6) -> ResidueOffset:
+    torch.manual_seed(1)
+    part = posenc.create("residue_offset", heads=heads, max_distance=limit).score
+    assert isinstance(part, ResidueOffset)
+    return part.double().requires_grad_(False)
+
+
+@pytest.mark.parametrize("limit", [0, 2, 32])
+@pytest.mark.parametrize("grid", [*IMAGES.values(), Grid.of(complex_of(4, 1, 3))])
+def test_equals_loops(grid: Grid, limit: int) -> None:
+    q, k, v = inputs(grid)
+    part = make(limit)
+    special = [
+        torch.zeros_like(side.order, dtype=torch.bool) if side.special is None else side.special
+        for side in (grid.query, grid.key)
+    ]
+    expected = torch.zeros(*grid.visible.shape[:1], 6, grid.query.length, grid.key.length).double()
+    for b, i, j in torch.cartesian_prod(*map(torch.arange, (len(expected), *expected.shape[2:]))):
+        query = grid.query.positions[b % len(grid.query.positions), i].tolist()
+        key = grid.key.positions[b % len(grid.key.positions), j].tolist()
+        offset = max(-limit, min(limit, round(query[0] - key[0])))
+        index = offset + limit if query[1] == key[1] else 2 * limit + 1
+        if not (special[0][0, i] or special[1][0, j]):
+            expected[b, :, i, j] = part.table[:, index]
+    part_scores = part(q, k, grid, scale=1.0)
+    torch.testing.assert_close(part_scores, expected.expand_as(part_scores))
+    by_reference, by_default = (
+        attend(q, k, v, grid, Encoding(score=part), backend=backend)
+        for backend in ("reference", "auto")
+    )
+    torch.testing.assert_close(by_default, by_reference)
+
+
+def test_classes_by_hand() -> None:
+    """Chains of three and two residues, k = 1: query less key, clipped, from 0; 3 across chains."""
+    index = make(1).bucket(Grid.of(complex_of(3, 2)).offset)[0].tolist()
+    assert index == [
+        [1, 0, 0, 3, 3],
+        [2, 1, 0, 3, 3],
+        [2, 2, 1, 3, 3],
+        [3, 3, 3, 1, 0],
+        [3, 3, 3, 2, 1],
+    ]
+
+
+def test_equals_boltz() -> None:
+    encoders = pytest.importorskip("boltz.model.modules.encodersv2", reason="needs boltz")
+    layout = complex_of(40, 2, 7)
+    residue, chain = layout.positions.long().unbind(-1)
+    theirs = encoders.RelativePositionEncoder(5).requires_grad_(False)
+    features = {"residue_index": residue, "asym_id": chain, "entity_id": chain}
+    features |= {"token_index": residue, "sym_id": torch.zeros_like(chain)}
+    features |= {"cyclic_period": torch.zeros_like(chain)}
+    rows = theirs.linear_layer.weight[:, :66]
+    theirs.linear_layer.weight[:, 66:] = 0.0
+    part = posenc.create("residue_offset", heads=5).score
+    part.table.data.copy_(rows)
+    q = torch.zeros(1, 5, layout.length, 2)
+    got: Tensor = part(q, q, Grid.of(layout), scale=1.0)
+    torch.testing.assert_close(got.movedim(1, -1), theirs(features))
