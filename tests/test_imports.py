@@ -171,7 +171,7 @@ OPTIONAL = [
     "lightning_fabric",
     "altair",
     "pandas",
-    "typer",
+    "cyclopts",
     "rich",
     "jinja2",
     "torchdiffeq",

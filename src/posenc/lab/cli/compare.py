@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import shlex
+import sys
 from collections.abc import Sequence
-from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter, Token
 from rich.progress import BarColumn, TaskID
 from rich.table import Table
 from rich.text import Text
@@ -27,15 +28,7 @@ from posenc.lab.cli.console import (
     print_opening,
     print_report,
 )
-from posenc.lab.cli.options import (
-    Json,
-    Quiet,
-    complete_encodings,
-    complete_task,
-    flag,
-    option,
-    with_settings,
-)
+from posenc.lab.cli.options import SEVERAL_ENCODINGS, TASK, FromFile, Json, Quiet, with_settings
 from posenc.lab.experiments import ComparisonOptions
 from posenc.registration import parse_option, parse_options
 
@@ -47,9 +40,11 @@ if TYPE_CHECKING:
     from posenc.lab.reporting.numbers import Estimate
 
 
-def _seeds(text: str) -> tuple[int, ...]:
+def _seeds(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
     """Seeds from a number (``3``) or a list (``0,1,2``)."""
-    parameter = Parameter("seeds", Parameter.KEYWORD_ONLY, default=3, annotation=Sequence[int])
+    text = ",".join(token.value for token in tokens)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameter = inspect.Parameter("seeds", kind, default=3, annotation=Sequence[int])
     values: tuple[int, ...] = parse_option("--seeds", parameter, text)
     if "," in text or not values:
         return values
@@ -61,29 +56,36 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 
 @with_settings(
-    ComparisonOptions,
-    parse={"seeds": _seeds},
-    complete={"encodings": complete_encodings, "task": complete_task},
+    ComparisonOptions, seeds=Parameter(converter=_seeds), encodings=SEVERAL_ENCODINGS, task=TASK
 )
 def compare(
     *,
-    fields: dict[str, Any],
+    fields: dict[str, Any] | None = None,
     task_options: Annotated[
-        list[str] | None, option("Task option KEY=VALUE; repeatable.", "none", "--option")
+        list[str] | None,
+        Parameter(name="--option", help="Task option KEY=VALUE; repeatable.", show_default="none"),
     ] = None,
-    out: Annotated[Path, option("Folder for runs and report.")] = Path("posenc-compare"),
-    resume: Annotated[bool, flag("--resume", "Continue the comparison in --out.")] = False,
-    replace: Annotated[bool, flag("--replace", "Replace the comparison in --out.")] = False,
+    out: Annotated[Path, Parameter(help="Folder for runs and report.")] = Path("posenc-compare"),
+    resume: Annotated[bool, Parameter(help="Continue the comparison in --out.")] = False,
+    replace: Annotated[bool, Parameter(help="Replace the comparison in --out.")] = False,
     launch: Annotated[
         str | None,
-        option("Carry out the runs as jobs of slurm, local (submitit) or ray.", "processes"),
+        Parameter(
+            help="Carry out the runs as jobs of slurm, local (submitit) or ray.",
+            show_default="processes",
+        ),
     ] = None,
     launch_options: Annotated[
         list[str] | None,
-        option("Option of these jobs, KEY=VALUE; repeatable.", "none", "--launch-option"),
+        Parameter(
+            name="--launch-option",
+            help="Option of these jobs, KEY=VALUE; repeatable.",
+            show_default="none",
+        ),
     ] = None,
     json: Json = False,
     quiet: Quiet = False,
+    file: FromFile | None = None,
 ) -> None:
     """Train a small model per encoding, test all on longer inputs, and write a report.
 
@@ -106,7 +108,7 @@ def compare(
         posenc compare --out /shared/book --launch slurm --workers 8
     """
     settings = _settings(
-        out, fields, task_options or [], existing={"resume": resume, "replace": replace}
+        out, fields or {}, task_options or [], existing={"resume": resume, "replace": replace}
     )
     from posenc.lab.experiments.compare import compare as carry_out
     from posenc.lab.experiments.executors import cluster_executor
@@ -144,7 +146,7 @@ def compare(
         print_report(page, gap="")
     if not comparison.complete:
         ERRORS.print(f"Interrupted. To continue: {display.resume}", style="yellow", soft_wrap=True)
-        raise typer.Exit(130)
+        sys.exit(130)
 
 
 def _launch_options(options: list[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 from rich.progress import BarColumn, TimeElapsedColumn
 from rich.text import Text
 
@@ -22,7 +22,7 @@ from posenc.lab.cli.console import (
     print_report,
 )
 from posenc.lab.cli.doctor import engine_json, print_serving
-from posenc.lab.cli.options import Json, Quiet, complete_methods, option, with_settings
+from posenc.lab.cli.options import METHODS, FromFile, Json, Quiet, with_settings
 from posenc.lab.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
 
 MOST_LENGTHS = 5
@@ -33,34 +33,36 @@ if TYPE_CHECKING:
     from posenc.lab.evaluation.results import Study, StudyMetric
 
 
-@with_settings(ExtensionSettings, complete={"methods": complete_methods})
+@with_settings(ExtensionSettings, methods=METHODS)
 @with_settings(Tuning, to="tuning")
 def extend(
-    *,
-    fields: dict[str, Any],
-    tuning: dict[str, Any],
     checkpoint: Annotated[
         Path | None,
-        typer.Argument(
-            show_default="a small model, trained first",
+        Parameter(
             help="Folder with config.json and safetensors, or of a run of posenc compare; or "
             "org/name@revision of the hub.",
+            show_default="a small model, trained first",
         ),
     ] = None,
-    out: Annotated[Path, option("Output folder for checkpoint and report.")] = Path(
+    /,
+    *,
+    fields: dict[str, Any] | None = None,
+    tuning: dict[str, Any] | None = None,
+    out: Annotated[Path, Parameter(help="Output folder for checkpoint and report.")] = Path(
         "posenc-extend"
     ),
     engine: Annotated[
         str | None,
-        option(
-            "Engine that is to serve it, or several joined by commas: only their methods, and what "
-            "to type. vllm, sglang, llama.cpp, mlx or transformers.",
-            "none",
-            "--for",
+        Parameter(
+            name="--for",
+            help="Engine that is to serve it, or several joined by commas: only their methods, and "
+            "what to type. vllm, sglang, llama.cpp, mlx or transformers.",
+            show_default="none",
         ),
     ] = None,
     json: Json = False,
     quiet: Quiet = False,
+    file: FromFile | None = None,
 ) -> None:
     """Extend a checkpoint to longer contexts, measure it, and write it with a report.
 
@@ -100,8 +102,8 @@ def extend(
     from posenc.lab.training.stopping import interruptible
 
     require_unused(out)
-    settings = ExtensionSettings(**fields)
-    settings = replace(settings, tuning=Tuning(**tuning, seed=settings.seed))
+    settings = ExtensionSettings(**(fields or {}))
+    settings = replace(settings, tuning=Tuning(**(tuning or {}), seed=settings.seed))
     with StudyDisplay(shown=not quiet and not json) as display, interruptible() as stop:
         if checkpoint is None:
             checkpoint = demo_checkpoint(
@@ -166,14 +168,16 @@ def _engines(differences: dict[str, str]) -> str:
 
 @with_settings(EvaluationSettings)
 def evaluate(
-    *,
-    fields: dict[str, Any],
     checkpoint: Annotated[
-        Path, typer.Argument(help="Folder with config.json and safetensors, or org/name@revision.")
+        Path, Parameter(help="Folder with config.json and safetensors, or org/name@revision.")
     ],
-    out: Annotated[Path, option("Output folder for the report.")] = Path("posenc-evaluate"),
+    /,
+    *,
+    fields: dict[str, Any] | None = None,
+    out: Annotated[Path, Parameter(help="Output folder for the report.")] = Path("posenc-evaluate"),
     json: Json = False,
     quiet: Quiet = False,
+    file: FromFile | None = None,
 ) -> None:
     """Measure a checkpoint as it is, and say how far it reads.
 
@@ -205,7 +209,7 @@ def evaluate(
     from posenc.lab.training.stopping import interruptible
 
     require_unused(out)
-    settings = EvaluationSettings(**fields)
+    settings = EvaluationSettings(**(fields or {}))
     state = out.with_name(f"{out.name}-measured.json")
     with (
         StudyDisplay(shown=not quiet and not json) as display,
