@@ -40,6 +40,7 @@ def test_what_is_dumped_is_read_again(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(dumped)
     from_file = ("compare", "--config", str(tmp_path / "run.toml"))
     assert dump(*from_file) == dumped
+    assert tomllib.loads(dump("compare", "--seeds", "2", "--seeds", "1,5")) == {"seeds": "1,5"}
     assert tomllib.loads(dump("compare", "--option", "a=1,2", "--option", "b=3")) == {
         "option": ["a=1,2", "b=3"]
     }

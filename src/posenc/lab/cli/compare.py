@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 def _seeds(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
     """Seeds from a number (``3``) or a list (``0,1,2``)."""
-    text = ",".join(token.value for token in tokens)
+    text = tokens[-1].value
     kind = inspect.Parameter.KEYWORD_ONLY
     parameter = inspect.Parameter("seeds", kind, default=3, annotation=Sequence[int])
     values: tuple[int, ...] = parse_option("--seeds", parameter, text)

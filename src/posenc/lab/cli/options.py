@@ -77,15 +77,21 @@ def with_settings(
 
 
 def _read_field(hint: Any, default: Any, _: Any, tokens: Sequence[Token]) -> Any:
-    name, texts = tokens[0].keyword or "argument", (token.value for token in tokens)
+    name = tokens[-1].keyword or "argument"
     usual = inspect.Parameter("_", inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
-    return parse_option(name, usual, ",".join(texts))
+    return parse_option(name, usual, tokens[-1].value)
 
 
 def read(hint: Any, tokens: Sequence[Token]) -> Any:
-    """The value of an option that no settings declare: a list by repetition, else as of a field."""
+    """The value of an option that no settings declare: of a list each, else the last that is given.
+
+    Texts and paths are left as they are.
+    """
+    text = tokens[-1].value
     if get_origin(hint) is list:
         return [token.value for token in tokens]
+    if hint is str or (hint is Path and text):
+        return hint(text)
     return _read_field(hint, None, hint, tokens)
 
 
@@ -108,11 +114,14 @@ def configure(app: App, commands: tuple[str, ...], arguments: ArgumentCollection
     for name, value in (_toml(file[-1].value) if file else {}).items():
         if name not in named:
             raise UnknownNameError.of("option", name, named)
-        if not named[name].tokens:
-            for item in value if isinstance(value, list) else [value]:
+        argument, items = named[name], value if isinstance(value, list) else [value]
+        if not argument.tokens:
+            if get_origin(argument.resolved_hint) is not list:
+                items = [",".join(map(str, items)) if isinstance(value, list) else value]
+            for item in items:
                 truth = item if isinstance(item, bool) else UNSET
-                token = Token(keyword=named[name].name, value=str(item), implicit_value=truth)
-                named[name].tokens.append(token)
+                token = Token(keyword=argument.name, value=str(item), implicit_value=truth)
+                argument.tokens.append(token)
     if dump:
         for argument in arguments:
             name = next(_names(argument), "")
@@ -132,10 +141,11 @@ def _toml(path: str) -> dict[str, Any]:
 
 def _given(argument: Argument) -> object:
     """The value of an option as a file has it."""
-    if argument.tokens[0].implicit_value is not UNSET:
-        return argument.tokens[0].implicit_value
-    values = [token.value for token in argument.tokens]
-    return values if get_origin(argument.resolved_hint) is list else ",".join(values)
+    last = argument.tokens[-1]
+    if last.implicit_value is not UNSET:
+        return last.implicit_value
+    several = get_origin(argument.resolved_hint) is list
+    return [token.value for token in argument.tokens] if several else last.value
 
 
 def _names(argument: Argument) -> Iterator[str]:
