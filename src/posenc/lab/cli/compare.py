@@ -7,7 +7,7 @@ import inspect
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, Token
@@ -28,8 +28,17 @@ from posenc.lab.cli.console import (
     print_opening,
     print_report,
 )
-from posenc.lab.cli.options import SEVERAL_ENCODINGS, TASK, FromFile, Json, Quiet, with_settings
+from posenc.lab.cli.options import (
+    PLACE,
+    SEVERAL_ENCODINGS,
+    TASK,
+    FromFile,
+    Json,
+    Quiet,
+    with_settings,
+)
 from posenc.lab.experiments import ComparisonOptions
+from posenc.lab.stores import StorePath, working_folder
 from posenc.registration import parse_option, parse_options
 
 if TYPE_CHECKING:
@@ -65,7 +74,9 @@ def compare(
         list[str] | None,
         Parameter(name="--option", help="Task option KEY=VALUE; repeatable.", show_default="none"),
     ] = None,
-    out: Annotated[Path, Parameter(help="Folder for runs and report.")] = Path("posenc-compare"),
+    out: Annotated[
+        PurePath, PLACE, Parameter(help="Folder for runs and report, here or on a store.")
+    ] = Path("posenc-compare"),
     resume: Annotated[bool, Parameter(help="Continue the comparison in --out.")] = False,
     replace: Annotated[bool, Parameter(help="Replace the comparison in --out.")] = False,
     launch: Annotated[
@@ -107,24 +118,27 @@ def compare(
 
         posenc compare --out /shared/book --launch slurm --workers 8
     """
-    settings = _settings(
-        out, fields or {}, task_options or [], existing={"resume": resume, "replace": replace}
-    )
+    existing = {"resume": resume, "replace": replace}
     from posenc.lab.experiments.compare import compare as carry_out
     from posenc.lab.experiments.executors import cluster_executor
     from posenc.lab.experiments.page import opening
     from posenc.lab.experiments.report import LiveReport, write_report
     from posenc.lab.experiments.report import numbers as numbers_of
+    from posenc.lab.experiments.settings import resume_command
     from posenc.lab.experiments.summary import summarise
 
     given = _launch_options(launch_options or [])
-    executor = None if launch is None else cluster_executor(launch, out, given)
-    live = LiveReport(out / "report")
-    with CompareDisplay(shown=not quiet and not json) as display:
-        comparison = carry_out(
-            settings, command=command_line(), progress=display, interim=live, executor=executor
-        )
-    page = write_report(comparison, out / "report", overwrite=True)
+    _require_reachable(out, launch)
+    with working_folder(out) as folder:
+        settings = _settings(folder, fields or {}, task_options or [], existing=existing)
+        executor = None if launch is None else cluster_executor(launch, folder, given)
+        live = LiveReport(folder / "report")
+        with CompareDisplay(shown=not quiet and not json) as display:
+            comparison = carry_out(
+                settings, command=command_line(), progress=display, interim=live, executor=executor
+            )
+        write_report(comparison, folder / "report", overwrite=True)
+    page = out / "report" / "index.html"
     summary, metric = summarise(comparison), comparison.headline
     opened = opening(comparison, summary)
     if json:
@@ -145,8 +159,20 @@ def compare(
         print_opening(opened if comparison.complete else dataclasses.replace(opened, remedies=()))
         print_report(page, gap="")
     if not comparison.complete:
-        ERRORS.print(f"Interrupted. To continue: {display.resume}", style="yellow", soft_wrap=True)
+        again = resume_command(out)
+        ERRORS.print(f"Interrupted. To continue: {again}", style="yellow", soft_wrap=True)
         sys.exit(130)
+
+
+def _require_reachable(out: PurePath, launch: str | None) -> None:
+    """Refuse a folder that the machines of a cluster do not see."""
+    if isinstance(out, StorePath) and launch in ("slurm", "ray"):
+        raise ArgumentError(
+            "launch",
+            expected=f"none, for {out}, which is copied from and to this machine",
+            got=launch,
+            remedy="Choose a folder that all machines share.",
+        )
 
 
 def _launch_options(options: list[str]) -> dict[str, Any]:
@@ -233,7 +259,7 @@ def _shown(value: Estimate | None, between: str, *, share: bool, digits: int = 1
     return value.shown(f".{digits}%" if share else None, between)
 
 
-def _print_models(comparison: Comparison, out: Path) -> None:
+def _print_models(comparison: Comparison, out: PurePath) -> None:
     """Print the folder of the trained models, and the command to extend a language model."""
     from posenc.lab.experiments.report import models
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -22,8 +23,9 @@ from posenc.lab.cli.console import (
     print_report,
 )
 from posenc.lab.cli.doctor import engine_json, print_serving
-from posenc.lab.cli.options import METHODS, FromFile, Json, Quiet, with_settings
+from posenc.lab.cli.options import METHODS, PLACE, FromFile, Json, Quiet, with_settings
 from posenc.lab.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
+from posenc.lab.stores import local_folder, working_folder
 
 MOST_LENGTHS = 5
 """Lengths that a table on a terminal has room for."""
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
 @with_settings(Tuning, to="tuning")
 def extend(
     checkpoint: Annotated[
-        Path | None,
+        PurePath | None,
+        PLACE,
         Parameter(
             help="Folder with config.json and safetensors, or of a run of posenc compare; or "
             "org/name@revision of the hub.",
@@ -48,9 +51,9 @@ def extend(
     *,
     fields: dict[str, Any] | None = None,
     tuning: dict[str, Any] | None = None,
-    out: Annotated[Path, Parameter(help="Output folder for checkpoint and report.")] = Path(
-        "posenc-extend"
-    ),
+    out: Annotated[
+        PurePath, PLACE, Parameter(help="Output folder for checkpoint and report.")
+    ] = Path("posenc-extend"),
     engine: Annotated[
         str | None,
         Parameter(
@@ -101,21 +104,28 @@ def extend(
     from posenc.lab.folders import require_unused
     from posenc.lab.training.stopping import interruptible
 
-    require_unused(out)
-    settings = ExtensionSettings(**(fields or {}))
-    settings = replace(settings, tuning=Tuning(**(tuning or {}), seed=settings.seed))
-    with StudyDisplay(shown=not quiet and not json) as display, interruptible() as stop:
+    with (
+        working_folder(out) as folder,
+        StudyDisplay(shown=not quiet and not json) as display,
+        interruptible() as stop,
+        ExitStack() as sources,
+    ):
+        require_unused(folder)
+        settings = ExtensionSettings(**(fields or {}))
+        settings = replace(settings, tuning=Tuning(**(tuning or {}), seed=settings.seed))
         if checkpoint is None:
-            checkpoint = demo_checkpoint(
-                out.with_name(f"{out.name}-subject"),
+            source = demo_checkpoint(
+                folder.with_name(f"{folder.name}-subject"),
                 text=settings.text,
                 progress=display,
                 stop=stop,
                 command=command_line(),
             )
+        else:
+            source = sources.enter_context(local_folder(checkpoint))
         extended = extend_checkpoint(
-            checkpoint,
-            out,
+            source,
+            folder,
             settings,
             engine=engine,
             command=command_line(),
@@ -133,7 +143,7 @@ def extend(
         require_learned(extended.study)
 
 
-def _print(extended: Extended, out: Path) -> None:
+def _print(extended: Extended, out: PurePath) -> None:
     if extended.study is not None:
         _print_study(extended.study)
     if extended.method is None:
@@ -145,7 +155,7 @@ def _print(extended: Extended, out: Path) -> None:
         print_report(out / "report/index.html", gap="")
 
 
-def _print_written(out: Path, extended: Extended) -> None:
+def _print_written(out: PurePath, extended: Extended) -> None:
     where = f"transformers runs it as stretched.{_engines(extended.engines)}"
     if not extended.native:
         where = (
@@ -169,12 +179,16 @@ def _engines(differences: dict[str, str]) -> str:
 @with_settings(EvaluationSettings)
 def evaluate(
     checkpoint: Annotated[
-        Path, Parameter(help="Folder with config.json and safetensors, or org/name@revision.")
+        PurePath,
+        PLACE,
+        Parameter(help="Folder with config.json and safetensors, or org/name@revision."),
     ],
     /,
     *,
     fields: dict[str, Any] | None = None,
-    out: Annotated[Path, Parameter(help="Output folder for the report.")] = Path("posenc-evaluate"),
+    out: Annotated[PurePath, PLACE, Parameter(help="Output folder for the report.")] = Path(
+        "posenc-evaluate"
+    ),
     json: Json = False,
     quiet: Quiet = False,
     file: FromFile | None = None,
@@ -208,28 +222,30 @@ def evaluate(
     from posenc.lab.folders import output_folder, require_unused
     from posenc.lab.training.stopping import interruptible
 
-    require_unused(out)
-    settings = EvaluationSettings(**(fields or {}))
-    state = out.with_name(f"{out.name}-measured.json")
-    with (
-        StudyDisplay(shown=not quiet and not json) as display,
-        interruptible() as stop,
-        kept(state, command_line()),
-    ):
-        opened = Checkpoint.open(
-            checkpoint,
-            trained_length=settings.trained_length,
-            device=settings.device,
-            dtype=settings.dtype,
-        )
-        data = opened.data(text=settings.text, images=settings.images)
-        if settings.dtype == "auto":
-            opened.in_fastest_dtype(data)
-        study = measure(opened, data, settings, progress=display, state=state, stop=stop)
-    study = replace(study, command=command_line())
-    with output_folder(out) as partial:
-        write_study(study, partial)
-    state.unlink(missing_ok=True)
+    with working_folder(out) as folder:
+        require_unused(folder)
+        settings = EvaluationSettings(**(fields or {}))
+        state = folder.with_name(f"{folder.name}-measured.json")
+        with (
+            local_folder(checkpoint) as source,
+            StudyDisplay(shown=not quiet and not json) as display,
+            interruptible() as stop,
+            kept(state, command_line()),
+        ):
+            opened = Checkpoint.open(
+                source,
+                trained_length=settings.trained_length,
+                device=settings.device,
+                dtype=settings.dtype,
+            )
+            data = opened.data(text=settings.text, images=settings.images)
+            if settings.dtype == "auto":
+                opened.in_fastest_dtype(data)
+            study = measure(opened, data, settings, progress=display, state=state, stop=stop)
+        study = replace(study, command=command_line())
+        with output_folder(folder) as partial:
+            write_study(study, partial)
+        state.unlink(missing_ok=True)
     if json:
         print_json(_study_json(study))
     else:

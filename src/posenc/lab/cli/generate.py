@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import PurePath
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -10,12 +10,14 @@ from cyclopts import Parameter
 from posenc.arguments import Interval, check
 from posenc.errors import ArgumentError
 from posenc.lab.cli.console import OUT, print_json
-from posenc.lab.cli.options import Json
+from posenc.lab.cli.options import PLACE, Json
+from posenc.lab.stores import local_folder
 
 
 def generate(
     model: Annotated[
-        Path,
+        PurePath,
+        PLACE,
         Parameter(
             help="Folder of a trained run (OUT/runs/…) or of transformers, or org/name@revision."
         ),
@@ -57,7 +59,8 @@ def generate(
         )
     domain = Annotated[float, Interval(0, below=True, remedy="0 is greedy.")]
     temperature = check("--temperature", domain, temperature)
-    opened = Checkpoint.open(model)
+    with local_folder(model) as folder:
+        opened = Checkpoint.open(folder)
     if not isinstance(opened.model, CAUSAL):
         raise ArgumentError(
             "model",

@@ -12,17 +12,28 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_origin
 
 from cyclopts import UNSET, App, Argument, ArgumentCollection, Group, Parameter, Token
 
 from posenc.errors import DataError, UnknownNameError
 from posenc.lab.declared import declared_options
+from posenc.lab.stores import StorePath
 from posenc.registration import parse_option
 
 if TYPE_CHECKING:
     from cyclopts.completion import CompletionContext
+
+
+def _read_place(_: Any, tokens: Sequence[Token]) -> PurePath:
+    """A path, of this machine or of a store."""
+    path: PurePath = read(Path, tokens)
+    return StorePath(tokens[-1].value) if "://" in tokens[-1].value else path
+
+
+PLACE = Parameter(converter=_read_place, metavar="PATH")
+"""Reading of a path that may be on a store."""
 
 Json = Annotated[bool, Parameter(help="Print JSON.")]
 Quiet = Annotated[bool, Parameter(help="Print no progress.", alias="-q")]
