@@ -94,7 +94,7 @@ def test_a_base_install_serves(call: str) -> None:
 
 def test_a_base_install_lacks_what_extras_bring() -> None:
     assert {"torch", "jaxtyping", "safetensors", "numpy"} <= brought()
-    assert not {"cattrs", "transformers", "typer", "torchdiffeq"} & brought()
+    assert not {"cattrs", "cyclopts", "transformers", "torchdiffeq"} & brought()
 
 
 def test_a_source_tree_without_metadata_is_enough() -> None:

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-import typer
 from scripts.docs import measured, methods, pages, pictures, reference, snippets, sources
 from scripts.docs.markdown import paragraph, prose
 
 import posenc
 from posenc.extension import EXTENSIONS
-from posenc.lab.cli.app import COMMANDS, app
+from posenc.lab.cli.app import COMMANDS, arguments_of
 from posenc.lab.experiments.settings import ComparisonSettings
 from posenc.lab.reporting.palette import LIGHT
 from posenc.lab.visualization.pictures import PARAMETERS, RISE
@@ -81,16 +80,13 @@ def test_modules_that_export_names_are_described() -> None:
 
 
 def test_every_command_and_option_is_described(made: dict[str, str]) -> None:
-    page, group = made["reference/commands.md"], typer.main.get_command(app)
-    command: Any
+    page = made["reference/commands.md"]
     for name in COMMANDS:
         section = page.partition(f"## posenc {name}\n")[2].partition("\n## ")[0]
-        command = group.commands[name]  # type: ignore[attr-defined]
-        for parameter in command.params:
-            shown = max(parameter.opts, key=len)
-            if parameter.param_type_name == "argument":
-                shown = str(parameter.name).upper()
-            assert shown == "--help" or f"`{shown}`" in section, (name, shown)
+        shown = [argument.name for argument in arguments_of(name) if not argument.children]
+        assert shown
+        for option in shown:
+            assert f"`{option}`" in section, (name, option)
 
 
 def test_options_in_sentences_are_code(made: dict[str, str]) -> None:
@@ -217,8 +213,7 @@ def test_reports_are_told_of_the_method_they_concern() -> None:
 
 
 def test_commands_on_pages_of_extensions_exist(made: dict[str, str]) -> None:
-    command: Any = typer.main.get_command(app)
-    known = {option for p in command.commands["extend"].params for option in p.opts}
+    known = {option for argument in arguments_of("extend") for option in argument.names}
     for name in EXTENSIONS:
         (line,) = re.findall(r"^posenc extend (.*)$", made[f"extensions/{name}.md"], re.MULTILINE)
         assert f"--method '{name}" in line

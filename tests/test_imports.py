@@ -15,7 +15,14 @@ PACKAGE = Path(posenc.__file__).parent
 
 FOUNDATION = {"errors", "arguments", "runtime", "layout", "grid", "encoding", "registration"}
 CORE = FOUNDATION | {"registry", "attention", "encodings", "extension", "models", "storage"}
-RESULTS = {"lab.codec", "lab.declared", "lab.folders", "lab.reporting", "lab.training"}
+RESULTS = {
+    "lab.codec",
+    "lab.declared",
+    "lab.folders",
+    "lab.reporting",
+    "lab.stores",
+    "lab.training",
+}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "runtime": set(),
@@ -39,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab.codec": {"errors"},
     "lab.declared": set(),
     "lab.folders": {"errors", "storage"},
+    "lab.stores": {"errors"},
     "lab.training": CORE | {"distributed"},
     "lab.reporting": {"attention", "storage"},
     "lab.visualization": CORE | {"lab.reporting"},
@@ -171,7 +179,7 @@ OPTIONAL = [
     "lightning_fabric",
     "altair",
     "pandas",
-    "typer",
+    "cyclopts",
     "rich",
     "jinja2",
     "torchdiffeq",

@@ -26,7 +26,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LOCKS = ["requirements.lock", "requirements-test.lock"]
 # On machines with a GPU torch brings these along, each build its own.
 BROUGHT_BY_TORCH = ("nvidia-", "cuda-", "triton")
-OF_THE_LAB = ["altair", "cattrs", "jinja2", "lightning_fabric", "pandas", "rich", "scipy", "typer"]
+OF_THE_LAB = ["altair", "cattrs", "cyclopts", "jinja2", "lightning_fabric", "pandas", "rich"]
+OF_THE_LAB += ["scipy"]
 OPTIONAL = [*OF_THE_LAB, "hypothesis", "pytest", "torchdiffeq", "transformers", "vl_convert"]
 
 

@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import typer
 from scripts.docs.markdown import MADE, table
 
 import posenc
-from posenc.lab.cli.app import COMMANDS, app
+from posenc.lab.cli.app import COMMANDS, app, arguments_of
+from posenc.lab.cli.console import help_of
 
 MODULES = (
     "posenc",
@@ -167,16 +166,15 @@ def constant(name: str, value: object) -> str:
 
 def commands() -> str:
     """The page of the command line."""
-    group: Any = typer.main.get_command(app)
+    own = ((f"`{name}`", app[name].help) for name in app if name in ("--version", "--debug"))
     blocks = [
         MADE,
         "# Command line",
-        f"{group.help} `posenc COMMAND --help` shows the same as here.",
+        f"{app.help} `posenc COMMAND --help` shows the same as here.",
+        table(("option", "meaning"), own),
     ]
-    blocks.append(parameters(group))
-    for name in COMMANDS:
-        blocks += [f"## posenc {name}", *words(group.commands[name].help)]
-        blocks.append(parameters(group.commands[name]))
+    for name, command in COMMANDS.items():
+        blocks += [f"## posenc {name}", *words(help_of(command)), parameters(name)]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -200,20 +198,17 @@ def marked(text: str) -> str:
     return re.sub(r"(?<![\w`-])--[a-z][\w-]*", r"`\g<0>`", text.replace("<", "\\<"))
 
 
-def parameters(command: Any) -> str:
+def parameters(name: str) -> str:
     """The table of a command's arguments and options."""
     rows = []
-    for parameter in command.params:
-        if parameter.name in ("install_completion", "show_completion", "help"):
-            continue
-        record = getattr(parameter, "help", "") or ""
-        option = parameter.param_type_name == "option"
-        names = [*parameter.opts, *parameter.secondary_opts] if option else [parameter.name.upper()]
-        shown = getattr(parameter, "show_default", None)
-        default = shown if isinstance(shown, str) else parameter.default
-        flag = getattr(parameter, "is_flag", False)
-        value = "" if flag or default is None or parameter.required else f"`{default}`"
-        rows.append((", ".join(f"`{name}`" for name in names), value, marked(record)))
+    for argument in arguments_of(name):
+        if not argument.children:
+            names = ", ".join(f"`{name}`" for name in argument.names)
+            default = argument.show_default
+            if callable(default):
+                default = default(argument.field_info.default)
+            value = f"`{default}`" if default else ""
+            rows.append((names, value, marked(argument.parameter.help or "")))
     heads = ("option", "default", "meaning")
     if not any(value for _, value, _ in rows):
         return table(heads[::2], (row[::2] for row in rows))

@@ -15,9 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
-from typer.main import get_command
 
-from posenc.lab.cli.app import app
+from posenc.lab.cli.app import arguments_of
 from tests.support.tiny_models import tiny_model
 from tests.website.pages import CHINESE, DOCS, ROOT, SOURCES, TRANSLATED, blocks, name
 
@@ -81,13 +80,11 @@ def lines(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("path", TYPED, ids=name)
 def test_commands_and_options_exist(path: Path) -> None:
-    commands = get_command(app).commands
     for _, text in blocks(path.read_text(), "console", "bash"):
         for program, *words in lines(text):
             options = {word.partition("=")[0] for word in words if word.startswith("--")}
             if program == "posenc" and words != ["--version"]:
-                command = commands[words[0]]
-                known = {x for p in command.params for x in (*p.opts, *p.secondary_opts)}
+                known = {name for one in arguments_of(words[0]) for name in one.names}
                 assert options <= known, f"{words[0]}: {options - known}"
             elif program == "make":
                 assert words[0] in MADE, words

@@ -6,14 +6,13 @@ import shlex
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
 from posenc.lab.bench import METHODS
 from posenc.lab.bench.passes import Times, ratio
 from posenc.lab.bench.report import bench_page, opening
 from posenc.lab.bench.run import PLAIN, BenchReading, BenchReport, BenchSettings
-from posenc.lab.cli.app import app
 from posenc.lab.reporting.opening import LONGEST, Opening
+from tests.support.commands import printed
 
 Both = float | tuple[float, float] | None
 """Ratio in training, alone or with half its interval; None: refused."""
@@ -115,10 +114,9 @@ def test_more_rounds_settle_what_is_undecided() -> None:
     words = shlex.split(remedy.command)
     assert words[:2] == ["posenc", "bench"]
     assert words[words.index("--encodings") + 1] == "t5"
-    done = CliRunner().invoke(app, [*words[1:], "--dump-config"], catch_exceptions=False)
-    assert done.exit_code == 0
-    assert 'rounds = "28"' in done.stdout
-    assert 'lengths = "64"' in done.stdout
+    dumped = printed(*words[1:], "--dump-config")
+    assert 'rounds = "28"' in dumped
+    assert 'lengths = "64"' in dumped
     assert opening(report(t5=1.0)).remedies == ()
 
 

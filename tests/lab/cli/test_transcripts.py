@@ -8,10 +8,8 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer.main
 
 from posenc.lab.cli import app
 from posenc.lab.evaluation.checkpoint import as_llama
@@ -66,13 +64,7 @@ TRANSCRIPTS: dict[str, Sequence[str]] = {
 file's name comes before them."""
 
 
-def _commands(command: Any, *path: str) -> list[tuple[str, ...]]:
-    below = getattr(command, "commands", {})
-    deeper = [found for name, each in below.items() for found in _commands(each, *path, name)]
-    return [path, *deeper]
-
-
-HELP = _commands(typer.main.get_command(app.app))
+HELP = ((), *((name,) for name in app.COMMANDS))
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,12 @@ from transformers import BertConfig, BertModel
 
 import posenc
 from posenc.errors import CheckpointError, Interrupted, OutputError
-from posenc.lab.cli import main, options
+from posenc.lab.cli import main
 from posenc.lab.cli.console import Terminal, command_line, print_error
 from posenc.lab.evaluation.checkpoint import as_llama
 from posenc.lab.evaluation.progress import kept
 from posenc.models import Decoder, EncoderConfig, MaskedLM
-from tests.support.commands import printed, refusal
+from tests.support.commands import printed, refusal, run_command
 from tests.support.samples import next_token_model
 
 SOURCE = Path(posenc.__file__).parent
@@ -162,9 +162,9 @@ def test_a_package_that_is_not_installed_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in list(sys.modules):
-        if name == "posenc.lab.cli.app" or name.partition(".")[0] == "typer":
+        if name == "posenc.lab.cli.app" or name.partition(".")[0] == "cyclopts":
             monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "typer", None)
+    monkeypatch.setitem(sys.modules, "cyclopts", None)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
@@ -180,12 +180,19 @@ def test_lists_are_filtered() -> None:
 
 
 def test_shells_complete_names() -> None:
-    assert "kerple" in options.complete_encoding("ker")
-    assert options.complete_encodings("rope,ker") == ["rope,kerple"]
-    assert "rope+alibi" in options.complete_encodings("rope+al")
-    assert "yarn,rerope" in options.complete_methods("yarn,rer")
-    assert "all" in options.complete_methods("al")
-    assert options.complete_task("cop") == ["copy"]
+    def completed(*words: str) -> list[str]:
+        return run_command("__complete", *words).stdout.split()[1:]
+
+    assert "kerple" in completed("show", "ker")
+    assert completed("compare", "--encodings", "rope,ker") == ["rope,kerple"]
+    assert completed("gallery", "--encodings", "rope,ker") == ["rope,kerple"]
+    assert "rope+alibi" in completed("bench", "--encodings", "rope+al")
+    assert "yarn,rerope" in completed("extend", "--method", "yarn,rer")
+    assert completed("extend", "--method", "al") == ["all"]
+    assert completed("extend", "--method", "yarn,al") == []
+    assert completed("compare", "--task", "cop") == ["copy"]
+    script = run_command("--show-completion").stdout
+    assert all(word in script for word in ("posenc", "--encodings", "--no-report"))
 
 
 def test_an_interrupted_extension_says_how_to_go_on(

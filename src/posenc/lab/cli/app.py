@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from io import TextIOWrapper
-from typing import Annotated, Any
+from typing import Annotated, NoReturn
 
-import typer
+from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
+from rich.text import Text
 
 from posenc import __version__
 from posenc.errors import PosencError
 from posenc.lab.cli.bench import bench
 from posenc.lab.cli.compare import compare
-from posenc.lab.cli.console import ERRORS, EXIT_CODES, exit_code, help_of, print_error
+from posenc.lab.cli.console import ERRORS, EXIT_CODES, OUT, exit_code, help_of, print_error
 from posenc.lab.cli.doctor import doctor
 from posenc.lab.cli.extend import evaluate, extend
 from posenc.lab.cli.generate import generate
-from posenc.lab.cli.options import configurable, flag, options_of
+from posenc.lab.cli.options import OPTIONS, configure, options_of, read, shown
 from posenc.lab.cli.show import gallery, list_encodings, list_tasks, show
 
-app = typer.Typer(
-    name="posenc",
-    help="List, draw and compare positional encodings for Transformers, and extend trained models "
-    "to longer contexts.",
-    epilog=f"posenc COMMAND --help shows examples. {EXIT_CODES}",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 COMMANDS: dict[str, Callable[..., None]] = {
     "list": list_encodings,
     "show": show,
@@ -43,40 +33,67 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate,
     "bench": bench,
 }
-CONFIGURABLE = ("compare", "extend", "evaluate", "bench")
-"""Commands that take their options from a file too."""
-
-for name, command in COMMANDS.items():
-    app.command(name, help=help_of(command))(
-        configurable(command) if name in CONFIGURABLE else command
-    )
 
 
-def _print_version(requested: bool) -> None:
-    if requested:
-        from posenc.attention.backends.native.build import description
+app = App(
+    name="posenc",
+    help="List, draw and compare positional encodings for Transformers, and extend trained models "
+    "to longer contexts.",
+    help_epilogue=f"posenc COMMAND --help shows examples. {EXIT_CODES}",
+    help_flags=("--help", "-h"),
+    help_format="plaintext",
+    version_flags=(),
+    console=OUT,
+    error_console=ERRORS,
+    group_parameters=OPTIONS,
+    default_parameter=Parameter(
+        converter=read,
+        show_default=shown,
+        allow_repeating=True,
+        negative_bool=(),
+        negative_iterable=(),
+    ),
+    config=configure,
+    print_error=False,
+    exit_on_error=False,
+    result_action="return_value",
+    suppress_keyboard_interrupt=False,
+)
+app["--help"].group = OPTIONS
+for number, (name, command) in enumerate(COMMANDS.items()):
+    words, heading, examples = help_of(command).partition("Examples:")
+    texts = {"help": words, "help_epilogue": heading + examples}
+    app.command(command, name=name, sort_key=number, **texts)
 
-        typer.echo(f"posenc {__version__}; CPU kernels: {description()}")
-        raise typer.Exit
+
+@app.command(name="--version", group=OPTIONS)
+def _version() -> None:
+    """Print the version and exit."""
+    from posenc.attention.backends.native.build import description
+
+    sys.stdout.write(f"posenc {__version__}; CPU kernels: {description()}\n")
 
 
-@app.callback()
-def _options(
-    show_version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
-    debug: Annotated[bool, flag("--debug", "Show tracebacks of errors.")] = False,
-) -> None:
-    """Positional encodings for Transformers."""
+@app.command(name="--debug", group=OPTIONS, help_flags=())
+def _debug(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
+    """Show tracebacks of errors."""
+    app(words)
 
 
-@functools.cache
-def parser() -> Any:
-    """The parser of all commands; making it takes most of a tenth of a second."""
-    return typer.main.get_command(app)
+app.register_install_completion_command(
+    group=OPTIONS, help="Install completion for the current shell."
+)
+
+
+@app.command(name="--show-completion", group=OPTIONS)
+def _completion() -> None:
+    """Print the completion of the current shell, to copy or change it."""
+    sys.stdout.write(app.generate_completion())
+
+
+def arguments_of(name: str) -> ArgumentCollection:
+    """Arguments and options of a command."""
+    return app[name].assemble_argument_collection(default_parameter=app.default_parameter)
 
 
 def run() -> None:
@@ -86,15 +103,31 @@ def run() -> None:
     """
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
+    words = sys.argv[1:]
     try:
-        parser()(prog_name="posenc")
+        if not words:
+            app.help_print(words, console=ERRORS)
+            sys.exit(2)
+        app(words)
+    except CycloptsError as error:
+        if isinstance(error.__cause__, PosencError):
+            _refuse(error.__cause__)
+        ERRORS.print(Text.assemble(("error: ", "bold red"), str(error)))
+        sys.exit(2)
     except PosencError as error:
-        if "--debug" in sys.argv:
-            ERRORS.print_exception()
-        options = options_of(parser(), sys.argv[1:])
-        error.argument = options.get(error.argument, error.argument)
-        print_error(error)
-        sys.exit(exit_code(error))
+        _refuse(error)
     except KeyboardInterrupt:
         ERRORS.print("Interrupted.", style="yellow")
         sys.exit(130)
+    sys.exit(0)
+
+
+def _refuse(error: PosencError) -> NoReturn:
+    """Print an error, its argument as the option is called, and exit."""
+    if "--debug" in sys.argv:
+        ERRORS.print_exception()
+    name = next((word for word in sys.argv[1:] if word in COMMANDS), None)
+    options = {} if name is None else options_of(arguments_of(name))
+    error.argument = options.get(error.argument, error.argument)
+    print_error(error)
+    sys.exit(exit_code(error))

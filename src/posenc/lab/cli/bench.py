@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from cyclopts import Parameter
 from rich.progress import BarColumn, TimeElapsedColumn
 from rich.text import Text
 
@@ -19,7 +20,7 @@ from posenc.lab.cli.console import (
     print_opening,
     print_report,
 )
-from posenc.lab.cli.options import Json, Quiet, complete_encodings, flag, option, with_settings
+from posenc.lab.cli.options import SEVERAL_ENCODINGS, FromFile, Json, Quiet, with_settings
 
 if TYPE_CHECKING:
     from posenc.lab.bench.run import BenchReading, BenchReport
@@ -27,17 +28,21 @@ if TYPE_CHECKING:
 QUICK_ROUNDS = 3
 
 
-@with_settings(BenchOptions, complete={"encodings": complete_encodings})
+@with_settings(BenchOptions, encodings=SEVERAL_ENCODINGS)
 def bench(
     *,
-    fields: dict[str, Any],
+    fields: dict[str, Any] | None = None,
     causal: Annotated[
-        bool | None, option("The mask.", "causal where needed", "--causal/--bidirectional")
+        bool | None,
+        Parameter(negative="--bidirectional", help="The mask.", show_default="causal where needed"),
     ] = None,
-    quick: Annotated[bool, flag("--quick", "Fewer rounds.")] = False,
-    out: Annotated[Path | None, option("Output folder for the report.", "none")] = None,
+    quick: Annotated[bool, Parameter(help="Fewer rounds.")] = False,
+    out: Annotated[
+        Path | None, Parameter(help="Output folder for the report.", show_default="none")
+    ] = None,
     json: Json = False,
     quiet: Quiet = False,
+    file: FromFile | None = None,
 ) -> None:
     """Time attention with encodings against plain SDPA.
 
@@ -63,7 +68,7 @@ def bench(
     if out is not None:
         require_unused(out)
     usual = {"threads": cores()} | ({"rounds": QUICK_ROUNDS} if quick else {})
-    settings = BenchSettings(causal=causal, **(usual | fields))
+    settings = BenchSettings(causal=causal, **(usual | (fields or {})))
     torch.set_num_threads(settings.threads or 1)
     with BenchDisplay(shown=not quiet and not json) as display:
         report = run_benchmark(settings, progress=display)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import shlex
+import sys
 from collections.abc import Sequence
-from inspect import Parameter
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter, Token
 from rich.progress import BarColumn, TaskID
 from rich.table import Table
 from rich.text import Text
@@ -28,15 +29,16 @@ from posenc.lab.cli.console import (
     print_report,
 )
 from posenc.lab.cli.options import (
+    PLACE,
+    SEVERAL_ENCODINGS,
+    TASK,
+    FromFile,
     Json,
     Quiet,
-    complete_encodings,
-    complete_task,
-    flag,
-    option,
     with_settings,
 )
 from posenc.lab.experiments import ComparisonOptions
+from posenc.lab.stores import StorePath, working_folder
 from posenc.registration import parse_option, parse_options
 
 if TYPE_CHECKING:
@@ -47,9 +49,11 @@ if TYPE_CHECKING:
     from posenc.lab.reporting.numbers import Estimate
 
 
-def _seeds(text: str) -> tuple[int, ...]:
+def _seeds(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
     """Seeds from a number (``3``) or a list (``0,1,2``)."""
-    parameter = Parameter("seeds", Parameter.KEYWORD_ONLY, default=3, annotation=Sequence[int])
+    text = tokens[-1].value
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameter = inspect.Parameter("seeds", kind, default=3, annotation=Sequence[int])
     values: tuple[int, ...] = parse_option("--seeds", parameter, text)
     if "," in text or not values:
         return values
@@ -61,29 +65,38 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 
 @with_settings(
-    ComparisonOptions,
-    parse={"seeds": _seeds},
-    complete={"encodings": complete_encodings, "task": complete_task},
+    ComparisonOptions, seeds=Parameter(converter=_seeds), encodings=SEVERAL_ENCODINGS, task=TASK
 )
 def compare(
     *,
-    fields: dict[str, Any],
+    fields: dict[str, Any] | None = None,
     task_options: Annotated[
-        list[str] | None, option("Task option KEY=VALUE; repeatable.", "none", "--option")
+        list[str] | None,
+        Parameter(name="--option", help="Task option KEY=VALUE; repeatable.", show_default="none"),
     ] = None,
-    out: Annotated[Path, option("Folder for runs and report.")] = Path("posenc-compare"),
-    resume: Annotated[bool, flag("--resume", "Continue the comparison in --out.")] = False,
-    replace: Annotated[bool, flag("--replace", "Replace the comparison in --out.")] = False,
+    out: Annotated[
+        PurePath, PLACE, Parameter(help="Folder for runs and report, here or on a store.")
+    ] = Path("posenc-compare"),
+    resume: Annotated[bool, Parameter(help="Continue the comparison in --out.")] = False,
+    replace: Annotated[bool, Parameter(help="Replace the comparison in --out.")] = False,
     launch: Annotated[
         str | None,
-        option("Carry out the runs as jobs of slurm, local (submitit) or ray.", "processes"),
+        Parameter(
+            help="Carry out the runs as jobs of slurm, local (submitit) or ray.",
+            show_default="processes",
+        ),
     ] = None,
     launch_options: Annotated[
         list[str] | None,
-        option("Option of these jobs, KEY=VALUE; repeatable.", "none", "--launch-option"),
+        Parameter(
+            name="--launch-option",
+            help="Option of these jobs, KEY=VALUE; repeatable.",
+            show_default="none",
+        ),
     ] = None,
     json: Json = False,
     quiet: Quiet = False,
+    file: FromFile | None = None,
 ) -> None:
     """Train a small model per encoding, test all on longer inputs, and write a report.
 
@@ -105,24 +118,27 @@ def compare(
 
         posenc compare --out /shared/book --launch slurm --workers 8
     """
-    settings = _settings(
-        out, fields, task_options or [], existing={"resume": resume, "replace": replace}
-    )
+    existing = {"resume": resume, "replace": replace}
     from posenc.lab.experiments.compare import compare as carry_out
     from posenc.lab.experiments.executors import cluster_executor
     from posenc.lab.experiments.page import opening
     from posenc.lab.experiments.report import LiveReport, write_report
     from posenc.lab.experiments.report import numbers as numbers_of
+    from posenc.lab.experiments.settings import resume_command
     from posenc.lab.experiments.summary import summarise
 
     given = _launch_options(launch_options or [])
-    executor = None if launch is None else cluster_executor(launch, out, given)
-    live = LiveReport(out / "report")
-    with CompareDisplay(shown=not quiet and not json) as display:
-        comparison = carry_out(
-            settings, command=command_line(), progress=display, interim=live, executor=executor
-        )
-    page = write_report(comparison, out / "report", overwrite=True)
+    _require_reachable(out, launch)
+    with working_folder(out) as folder:
+        settings = _settings(folder, fields or {}, task_options or [], existing=existing)
+        executor = None if launch is None else cluster_executor(launch, folder, given)
+        live = LiveReport(folder / "report")
+        with CompareDisplay(shown=not quiet and not json) as display:
+            comparison = carry_out(
+                settings, command=command_line(), progress=display, interim=live, executor=executor
+            )
+        write_report(comparison, folder / "report", overwrite=True)
+    page = out / "report" / "index.html"
     summary, metric = summarise(comparison), comparison.headline
     opened = opening(comparison, summary)
     if json:
@@ -143,8 +159,20 @@ def compare(
         print_opening(opened if comparison.complete else dataclasses.replace(opened, remedies=()))
         print_report(page, gap="")
     if not comparison.complete:
-        ERRORS.print(f"Interrupted. To continue: {display.resume}", style="yellow", soft_wrap=True)
-        raise typer.Exit(130)
+        again = resume_command(out)
+        ERRORS.print(f"Interrupted. To continue: {again}", style="yellow", soft_wrap=True)
+        sys.exit(130)
+
+
+def _require_reachable(out: PurePath, launch: str | None) -> None:
+    """Refuse a folder that the machines of a cluster do not see."""
+    if isinstance(out, StorePath) and launch in ("slurm", "ray"):
+        raise ArgumentError(
+            "launch",
+            expected=f"none, for {out}, which is copied from and to this machine",
+            got=launch,
+            remedy="Choose a folder that all machines share.",
+        )
 
 
 def _launch_options(options: list[str]) -> dict[str, Any]:
@@ -231,7 +259,7 @@ def _shown(value: Estimate | None, between: str, *, share: bool, digits: int = 1
     return value.shown(f".{digits}%" if share else None, between)
 
 
-def _print_models(comparison: Comparison, out: Path) -> None:
+def _print_models(comparison: Comparison, out: PurePath) -> None:
     """Print the folder of the trained models, and the command to extend a language model."""
     from posenc.lab.experiments.report import models
 

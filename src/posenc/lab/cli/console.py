@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Literal, Self
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -118,9 +118,10 @@ def print_line(text: str, *, indent: int = 0, style: str = "") -> None:
     OUT.print(Padding(Text(text, style=style), (0, 0, 0, indent)))
 
 
-def print_report(page: Path, *, gap: str = "\n") -> None:
-    """Print the path of a report's page."""
-    OUT.print(Text.assemble(f"{gap}Report: ", (str(page.resolve()), "bold")), soft_wrap=True)
+def print_report(page: PurePath, *, gap: str = "\n") -> None:
+    """Print the path of a report's page, or its URL on a store."""
+    where = page.resolve() if isinstance(page, Path) else page
+    OUT.print(Text.assemble(f"{gap}Report: ", (str(where), "bold")), soft_wrap=True)
 
 
 def print_opening(opening: Opening) -> None:

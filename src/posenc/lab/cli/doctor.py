@@ -7,11 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from posenc.arguments import Interval, check
 from posenc.lab.cli.console import (
     OUT,
     command_line,
@@ -21,7 +22,7 @@ from posenc.lab.cli.console import (
     print_opening,
     print_report,
 )
-from posenc.lab.cli.options import Json, flag, option
+from posenc.lab.cli.options import Json
 
 if TYPE_CHECKING:
     from posenc.lab.doctor.words import Engines
@@ -34,23 +35,28 @@ if TYPE_CHECKING:
 def doctor(
     model: Annotated[
         Path,
-        typer.Argument(
+        Parameter(
             help="Folder with config.json, or org/name@revision of the hub; weights are not read."
         ),
     ],
+    /,
+    *,
     seconds: Annotated[
-        float, typer.Option(help="Seconds to measure a layer for; 0 measures nothing.", min=0)
+        float, Parameter(help="Seconds to measure a layer for; 0 measures nothing.")
     ] = 60.0,
     engine: Annotated[
         str | None,
-        option(
-            "Compare with how an engine would rotate: vllm, sglang, llama.cpp, mlx or all.", "none"
+        Parameter(
+            help="Compare with how an engine would rotate: vllm, sglang, llama.cpp, mlx or all.",
+            show_default="none",
         ),
     ] = None,
     live: Annotated[
-        bool, flag("--live", "Load the weights too, and compare its frequencies with its config.")
+        bool, Parameter(help="Load the weights too, and compare its frequencies with its config.")
     ] = False,
-    out: Annotated[Path | None, option("Output folder for a report.", "none")] = None,
+    out: Annotated[
+        Path | None, Parameter(help="Output folder for a report.", show_default="none")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Diagnose a transformers model: layers, the lengths they hold, costs, ignored settings.
@@ -68,6 +74,8 @@ def doctor(
 
         posenc doctor Qwen/Qwen3-8B@main --seconds 0 --live
     """
+    domain = Annotated[float, Interval(0, remedy="0 measures nothing.")]
+    seconds = check("--seconds", domain, seconds)
     from posenc.lab.doctor.report import opening, write_diagnosis
     from posenc.lab.doctor.words import Engines
     from posenc.lab.folders import output_folder, require_unused

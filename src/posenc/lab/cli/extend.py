@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from cyclopts import Parameter
 from rich.progress import BarColumn, TimeElapsedColumn
 from rich.text import Text
 
@@ -22,8 +23,9 @@ from posenc.lab.cli.console import (
     print_report,
 )
 from posenc.lab.cli.doctor import engine_json, print_serving
-from posenc.lab.cli.options import Json, Quiet, complete_methods, option, with_settings
+from posenc.lab.cli.options import METHODS, PLACE, FromFile, Json, Quiet, with_settings
 from posenc.lab.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
+from posenc.lab.stores import local_folder, working_folder
 
 MOST_LENGTHS = 5
 """Lengths that a table on a terminal has room for."""
@@ -33,34 +35,37 @@ if TYPE_CHECKING:
     from posenc.lab.evaluation.results import Study, StudyMetric
 
 
-@with_settings(ExtensionSettings, complete={"methods": complete_methods})
+@with_settings(ExtensionSettings, methods=METHODS)
 @with_settings(Tuning, to="tuning")
 def extend(
-    *,
-    fields: dict[str, Any],
-    tuning: dict[str, Any],
     checkpoint: Annotated[
-        Path | None,
-        typer.Argument(
-            show_default="a small model, trained first",
+        PurePath | None,
+        PLACE,
+        Parameter(
             help="Folder with config.json and safetensors, or of a run of posenc compare; or "
             "org/name@revision of the hub.",
+            show_default="a small model, trained first",
         ),
     ] = None,
-    out: Annotated[Path, option("Output folder for checkpoint and report.")] = Path(
-        "posenc-extend"
-    ),
+    /,
+    *,
+    fields: dict[str, Any] | None = None,
+    tuning: dict[str, Any] | None = None,
+    out: Annotated[
+        PurePath, PLACE, Parameter(help="Output folder for checkpoint and report.")
+    ] = Path("posenc-extend"),
     engine: Annotated[
         str | None,
-        option(
-            "Engine that is to serve it, or several joined by commas: only their methods, and what "
-            "to type. vllm, sglang, llama.cpp, mlx or transformers.",
-            "none",
-            "--for",
+        Parameter(
+            name="--for",
+            help="Engine that is to serve it, or several joined by commas: only their methods, and "
+            "what to type. vllm, sglang, llama.cpp, mlx or transformers.",
+            show_default="none",
         ),
     ] = None,
     json: Json = False,
     quiet: Quiet = False,
+    file: FromFile | None = None,
 ) -> None:
     """Extend a checkpoint to longer contexts, measure it, and write it with a report.
 
@@ -99,21 +104,28 @@ def extend(
     from posenc.lab.folders import require_unused
     from posenc.lab.training.stopping import interruptible
 
-    require_unused(out)
-    settings = ExtensionSettings(**fields)
-    settings = replace(settings, tuning=Tuning(**tuning, seed=settings.seed))
-    with StudyDisplay(shown=not quiet and not json) as display, interruptible() as stop:
+    with (
+        working_folder(out) as folder,
+        StudyDisplay(shown=not quiet and not json) as display,
+        interruptible() as stop,
+        ExitStack() as sources,
+    ):
+        require_unused(folder)
+        settings = ExtensionSettings(**(fields or {}))
+        settings = replace(settings, tuning=Tuning(**(tuning or {}), seed=settings.seed))
         if checkpoint is None:
-            checkpoint = demo_checkpoint(
-                out.with_name(f"{out.name}-subject"),
+            source = demo_checkpoint(
+                folder.with_name(f"{folder.name}-subject"),
                 text=settings.text,
                 progress=display,
                 stop=stop,
                 command=command_line(),
             )
+        else:
+            source = sources.enter_context(local_folder(checkpoint))
         extended = extend_checkpoint(
-            checkpoint,
-            out,
+            source,
+            folder,
             settings,
             engine=engine,
             command=command_line(),
@@ -131,7 +143,7 @@ def extend(
         require_learned(extended.study)
 
 
-def _print(extended: Extended, out: Path) -> None:
+def _print(extended: Extended, out: PurePath) -> None:
     if extended.study is not None:
         _print_study(extended.study)
     if extended.method is None:
@@ -143,7 +155,7 @@ def _print(extended: Extended, out: Path) -> None:
         print_report(out / "report/index.html", gap="")
 
 
-def _print_written(out: Path, extended: Extended) -> None:
+def _print_written(out: PurePath, extended: Extended) -> None:
     where = f"transformers runs it as stretched.{_engines(extended.engines)}"
     if not extended.native:
         where = (
@@ -166,14 +178,20 @@ def _engines(differences: dict[str, str]) -> str:
 
 @with_settings(EvaluationSettings)
 def evaluate(
-    *,
-    fields: dict[str, Any],
     checkpoint: Annotated[
-        Path, typer.Argument(help="Folder with config.json and safetensors, or org/name@revision.")
+        PurePath,
+        PLACE,
+        Parameter(help="Folder with config.json and safetensors, or org/name@revision."),
     ],
-    out: Annotated[Path, option("Output folder for the report.")] = Path("posenc-evaluate"),
+    /,
+    *,
+    fields: dict[str, Any] | None = None,
+    out: Annotated[PurePath, PLACE, Parameter(help="Output folder for the report.")] = Path(
+        "posenc-evaluate"
+    ),
     json: Json = False,
     quiet: Quiet = False,
+    file: FromFile | None = None,
 ) -> None:
     """Measure a checkpoint as it is, and say how far it reads.
 
@@ -204,28 +222,30 @@ def evaluate(
     from posenc.lab.folders import output_folder, require_unused
     from posenc.lab.training.stopping import interruptible
 
-    require_unused(out)
-    settings = EvaluationSettings(**fields)
-    state = out.with_name(f"{out.name}-measured.json")
-    with (
-        StudyDisplay(shown=not quiet and not json) as display,
-        interruptible() as stop,
-        kept(state, command_line()),
-    ):
-        opened = Checkpoint.open(
-            checkpoint,
-            trained_length=settings.trained_length,
-            device=settings.device,
-            dtype=settings.dtype,
-        )
-        data = opened.data(text=settings.text, images=settings.images)
-        if settings.dtype == "auto":
-            opened.in_fastest_dtype(data)
-        study = measure(opened, data, settings, progress=display, state=state, stop=stop)
-    study = replace(study, command=command_line())
-    with output_folder(out) as partial:
-        write_study(study, partial)
-    state.unlink(missing_ok=True)
+    with working_folder(out) as folder:
+        require_unused(folder)
+        settings = EvaluationSettings(**(fields or {}))
+        state = folder.with_name(f"{folder.name}-measured.json")
+        with (
+            local_folder(checkpoint) as source,
+            StudyDisplay(shown=not quiet and not json) as display,
+            interruptible() as stop,
+            kept(state, command_line()),
+        ):
+            opened = Checkpoint.open(
+                source,
+                trained_length=settings.trained_length,
+                device=settings.device,
+                dtype=settings.dtype,
+            )
+            data = opened.data(text=settings.text, images=settings.images)
+            if settings.dtype == "auto":
+                opened.in_fastest_dtype(data)
+            study = measure(opened, data, settings, progress=display, state=state, stop=stop)
+        study = replace(study, command=command_line())
+        with output_folder(folder) as partial:
+            write_study(study, partial)
+        state.unlink(missing_ok=True)
     if json:
         print_json(_study_json(study))
     else:

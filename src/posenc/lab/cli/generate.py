@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import PurePath
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
 from posenc.arguments import Interval, check
 from posenc.errors import ArgumentError
 from posenc.lab.cli.console import OUT, print_json
-from posenc.lab.cli.options import Json, option
+from posenc.lab.cli.options import PLACE, Json
+from posenc.lab.stores import local_folder
 
 
 def generate(
     model: Annotated[
-        Path,
-        typer.Argument(
+        PurePath,
+        PLACE,
+        Parameter(
             help="Folder of a trained run (OUT/runs/…) or of transformers, or org/name@revision."
         ),
     ],
-    prompt: Annotated[str, option("Text to continue.")] = "def ",
-    max_new: Annotated[int, option("Number of tokens (bytes) to generate.")] = 200,
-    temperature: Annotated[float, option("Sampling temperature; 0 is greedy.")] = 0.8,
-    top_k: Annotated[int | None, option("Sample from the k most likely tokens.", "all")] = None,
-    top_p: Annotated[float, option("Sample from the top probability mass.")] = 1.0,
-    seed: Annotated[int, option("Random seed.")] = 0,
+    /,
+    *,
+    prompt: Annotated[str, Parameter(help="Text to continue.", allow_leading_hyphen=True)] = "def ",
+    max_new: Annotated[int, Parameter(help="Number of tokens (bytes) to generate.")] = 200,
+    temperature: Annotated[float, Parameter(help="Sampling temperature; 0 is greedy.")] = 0.8,
+    top_k: Annotated[
+        int | None, Parameter(help="Sample from the k most likely tokens.", show_default="all")
+    ] = None,
+    top_p: Annotated[float, Parameter(help="Sample from the top probability mass.")] = 1.0,
+    seed: Annotated[int, Parameter(help="Random seed.")] = 0,
     json: Json = False,
 ) -> None:
     """Continue a text with a language model.
@@ -53,7 +59,8 @@ def generate(
         )
     domain = Annotated[float, Interval(0, below=True, remedy="0 is greedy.")]
     temperature = check("--temperature", domain, temperature)
-    opened = Checkpoint.open(model)
+    with local_folder(model) as folder:
+        opened = Checkpoint.open(folder)
     if not isinstance(opened.model, CAUSAL):
         raise ArgumentError(
             "model",

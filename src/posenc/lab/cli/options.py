@@ -1,221 +1,210 @@
-"""Options of commands: declared by fields of settings, read from a command line or a file.
+"""Options of commands, read from a command line or a file; shells complete them.
 
-``with_settings`` gives a command an option for each field, and the values read to its body, which
-makes the settings of a run from them. Shells complete them.
+``with_settings`` gives a command those that the fields of settings declare.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import json
+import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
-from inspect import Parameter, Signature, signature
-from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, get_origin
 
-import typer
+from cyclopts import UNSET, App, Argument, ArgumentCollection, Group, Parameter, Token
 
 from posenc.errors import DataError, UnknownNameError
 from posenc.lab.declared import declared_options
+from posenc.lab.stores import StorePath
 from posenc.registration import parse_option
 
-KEYWORD = Parameter.KEYWORD_ONLY
+if TYPE_CHECKING:
+    from cyclopts.completion import CompletionContext
 
 
-def option(help_text: str, default: str | bool = True, *names: str, **more: Any) -> Any:
-    """An option with its help, the displayed default, its names and more of ``typer.Option``."""
-    return typer.Option(*names, help=help_text, show_default=default, **more)
+def _read_place(_: Any, tokens: Sequence[Token]) -> PurePath:
+    """A path, of this machine or of a store."""
+    path: PurePath = read(Path, tokens)
+    return StorePath(tokens[-1].value) if "://" in tokens[-1].value else path
 
 
-def flag(name: str, help_text: str, *short: str) -> Any:
-    """An option without a value."""
-    return typer.Option(name, *short, help=help_text)
+PLACE = Parameter(converter=_read_place, metavar="PATH")
+"""Reading of a path that may be on a store."""
+
+Json = Annotated[bool, Parameter(help="Print JSON.")]
+Quiet = Annotated[bool, Parameter(help="Print no progress.", alias="-q")]
+group = functools.cache(Group.create_ordered)
+"""A heading of options by its name, each below those made before."""
+
+OPTIONS = group("Options")
+FILE = "TOML file of options by name; those on the command line come first."
 
 
-Json = Annotated[bool, flag("--json", "Print JSON.")]
-Quiet = Annotated[bool, flag("--quiet", "Print no progress.", "-q")]
+@Parameter(name="*")
+@dataclass(frozen=True)
+class FromFile:
+    """Options of commands that take the others from a file too; ``configure`` acts on them."""
+
+    config: Annotated[Path | None, Parameter(help=FILE, show_default="none")] = None
+    dump_config: Annotated[
+        bool, Parameter(help="Print the options given, as --config reads them.")
+    ] = False
 
 
 def with_settings(
-    kind: type,
-    *,
-    to: str = "fields",
-    parse: Mapping[str, Callable[[str], Any]] | None = None,
-    complete: Mapping[str, Callable[[str], list[str]]] | None = None,
+    kind: type, *, to: str = "fields", **more: Parameter
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options that settings declare, and those given as one argument.
 
     Args:
         kind: a dataclass of settings.
-        to: name of the argument, by field.
-        parse: field → from text to its value; by default its type says how.
-        complete: field → completion of its value.
+        to: name of the argument, a dictionary by field.
+        more: field → how its value is read or completed.
     """
-    declared = declared_options(kind)
     defaults = {known.name: known.default for known in fields(kind)}
-
-    def read(name: str, text: str) -> Any:
-        if parse and name in parse:
-            return parse[name](text)
-        usual = Parameter(name, KEYWORD, default=defaults[name], annotation=declared[name][0])
-        return parse_option(declared[name][1].name, usual, text)
-
-    def parameter(name: str) -> Parameter:
-        (hint, spec), default = declared[name], defaults[name]
-        shown: dict[str, Any] = {"help": spec.help, "rich_help_panel": spec.group}
-        if isinstance(default, bool):
-            flag = f"--{spec.name}/--no-{spec.name}" if default else f"--{spec.name}"
-            annotation: Any = Annotated[bool, typer.Option(flag, **shown)]
-            return Parameter(spec.name, KEYWORD, default=default, annotation=annotation)
-        shown |= {"show_default": spec.default or str(default), "metavar": _metavar(hint)}
-        annotation = Annotated[
-            str | None, typer.Option(**shown, autocompletion=(complete or {}).get(name))
-        ]
-        return Parameter(spec.name, KEYWORD, default=None, annotation=annotation)
+    annotations = {}
+    for name, (hint, spec) in declared_options(kind).items():
+        option, default = spec.name.replace("_", "-"), defaults[name]
+        parameter = Parameter(
+            name=f"--{option}",
+            negative=f"--no-{option}" if default is True else (),
+            help=spec.help,
+            show_default=None if isinstance(default, bool) else spec.default or str(default),
+            group=group(spec.group),
+            converter=functools.partial(_read_field, hint, default),
+        )
+        annotations[name] = Annotated[hint, parameter, more.get(name, Parameter())]
+    options = TypedDict(kind.__name__, annotations, total=False)  # type: ignore[misc]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def call(**options: Any) -> None:
-            values = {name: options.pop(spec.name) for name, (_, spec) in declared.items()}
-            known = {
-                name: read(name, value) if isinstance(value, str) else value
-                for name, value in values.items()
-                if value is not None and value is not defaults[name]
-            }
-            command(**{to: known}, **options)
-
-        parameters = dict(signature(command, eval_str=True).parameters)
-        del parameters[to]
-        return _resigned(call, [*map(parameter, declared), *parameters.values()])
+        command.__annotations__[to] = Annotated[options, Parameter(name="*")]
+        return command
 
     return decorate
 
 
-def configurable(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with ``--config``, a file of its options, and ``--dump-config``."""
-
-    parameters = signature(command, eval_str=True).parameters
-
-    @functools.wraps(command)
-    def call(*, config: Path | None, dump_config: bool, **options: Any) -> None:
-        if dump_config:
-            changed = {n: value for n, value in options.items() if value != parameters[n].default}
-            typer.echo(_toml(changed), nl=False)
-        else:
-            command(**options)
-
-    file = typer.Option(
-        help="TOML file of options by name; those on the command line come first.",
-        show_default="none",
-        is_eager=True,
-        callback=_configure,
-    )
-    dump = typer.Option("--dump-config", help="Print the options given, as --config reads them.")
-    return _resigned(
-        call,
-        [
-            *parameters.values(),
-            Parameter("config", KEYWORD, default=None, annotation=Annotated[Path | None, file]),
-            Parameter("dump_config", KEYWORD, default=False, annotation=Annotated[bool, dump]),
-        ],
-    )
+def _read_field(hint: Any, default: Any, _: Any, tokens: Sequence[Token]) -> Any:
+    name = tokens[-1].keyword or "argument"
+    usual = inspect.Parameter("_", inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+    return parse_option(name, usual, tokens[-1].value)
 
 
-def _resigned(call: Callable[..., None], parameters: list[Parameter]) -> Callable[..., None]:
-    """A function by the parameters of its command line, all by keyword."""
-    keywords = [parameter.replace(kind=KEYWORD) for parameter in parameters]
-    call.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
-    call.__annotations__ = {parameter.name: parameter.annotation for parameter in keywords}
-    return call
+def read(hint: Any, tokens: Sequence[Token]) -> Any:
+    """The value of an option that no settings declare: of a list each, else the last that is given.
+
+    Texts and paths are left as they are.
+    """
+    text = tokens[-1].value
+    if get_origin(hint) is list:
+        return [token.value for token in tokens]
+    if hint is str or (hint is Path and text):
+        return hint(text)
+    return _read_field(hint, None, hint, tokens)
 
 
-def _metavar(hint: Any) -> str:
-    """The type of a setting, for help."""
-    while get_origin(hint) in (Annotated, Union, UnionType):
-        hint = get_args(hint)[0]
-    return {int: "<int>", float: "<float>", Path: "<path>"}.get(hint, "<str>")
+def shown(default: object) -> str | None:
+    """A default in help; that of a flag goes without saying."""
+    return None if default is None or isinstance(default, bool) else str(default)
 
 
-def _configure(context: typer.Context, path: Path | None) -> Path | None:
-    """Take the defaults of a command from a file.
+def configure(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Take options from the file of ``--config``; print those given and exit, if so asked.
 
     Raises:
-        DataError: if it cannot be read.
+        DataError: if the file cannot be read.
         UnknownNameError: for an option that the command does not have.
     """
-    if path is None:
-        return None
+    named = {name: argument for argument in arguments for name in _names(argument)}
+    if "config" not in named:
+        return
+    file, dump = named.pop("config").tokens, named.pop("dump_config").has_tokens
+    for name, value in (_toml(file[-1].value) if file else {}).items():
+        if name not in named:
+            raise UnknownNameError.of("option", name, named)
+        argument, items = named[name], value if isinstance(value, list) else [value]
+        if not argument.tokens:
+            if get_origin(argument.resolved_hint) is not list:
+                items = [",".join(map(str, items)) if isinstance(value, list) else value]
+            for item in items:
+                truth = item if isinstance(item, bool) else UNSET
+                token = Token(keyword=argument.name, value=str(item), implicit_value=truth)
+                argument.tokens.append(token)
+    if dump:
+        for argument in arguments:
+            name = next(_names(argument), "")
+            if name in named and argument.tokens:
+                sys.stdout.write(f"{name} = {json.dumps(_given(argument))}\n")
+        raise SystemExit(0)
+
+
+def _toml(path: str) -> dict[str, Any]:
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(
             "config", expected="a TOML file", got=error, remedy="Write steps = 100, for example."
         ) from error
-    parameters = {parameter.name: parameter for parameter in context.command.params}
-    for name in values:
-        if name not in parameters:
-            raise UnknownNameError.of("option", name, [key for key in parameters if key])
-    context.default_map = {
-        name: ",".join(map(str, value))
-        if isinstance(value, list) and not parameters[name].multiple
-        else value
-        for name, value in values.items()
+
+
+def _given(argument: Argument) -> object:
+    """The value of an option as a file has it."""
+    last = argument.tokens[-1]
+    if last.implicit_value is not UNSET:
+        return last.implicit_value
+    several = get_origin(argument.resolved_hint) is list
+    return [token.value for token in argument.tokens] if several else last.value
+
+
+def _names(argument: Argument) -> Iterator[str]:
+    """Names in files: that of the option, and that of the argument in Python."""
+    if not argument.children:
+        yield argument.name.strip("-").replace("-", "_").lower()
+        yield argument.field_info.name
+
+
+def options_of(arguments: ArgumentCollection) -> dict[str, str]:
+    """Options by name; a flag that is on by default can only have been negated."""
+    return {
+        name: next((no for no in argument.negatives if no.startswith("--no-")), argument.name)
+        for argument in arguments
+        if argument.index is None
+        for name in _names(argument)
     }
-    return path
 
 
-def _toml(values: Mapping[str, Any]) -> str:
-    """A line a value."""
-    plain = {n: str(value) if isinstance(value, Path) else value for n, value in values.items()}
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in plain.items())
+def completing(names: Callable[[], Iterable[str]], joints: str = "", alone: str = "") -> Parameter:
+    """Completion of names, the last of several between ``joints``; ``alone`` is joined to none."""
+
+    def complete(context: CompletionContext) -> list[str]:
+        cut = max(map(context.incomplete.rfind, joints), default=-1) + 1
+        done, last = context.incomplete[:cut], context.incomplete[cut:]
+        valid = [*names(), *([] if done or not alone else [alone])]
+        return [done + name for name in valid if name.startswith(last)]
+
+    return Parameter(completer=complete)
 
 
-def options_of(command: Any, arguments: list[str]) -> dict[str, str]:
-    """The options of the invoked command, by the names of their parameters."""
-    for word in arguments:
-        command = getattr(command, "commands", {}).get(word, command)
-    options = {}
-    for parameter in command.params:
-        if parameter.name is not None and parameter.param_type_name == "option":
-            # Of a flag that is on by default only the negation can have been given.
-            negated = parameter.secondary_opts if parameter.default is True else []
-            options[parameter.name] = max(negated or parameter.opts, key=len)
-    return options
-
-
-def complete_encoding(incomplete: str) -> list[str]:
-    """Encodings that start with ``incomplete``."""
+def _encodings() -> Iterable[str]:
     from posenc.registry import ENCODINGS
 
-    return _last(incomplete, ENCODINGS, between="+")
+    return ENCODINGS
 
 
-def complete_encodings(incomplete: str) -> list[str]:
-    """Completions of the last of several comma-separated encodings."""
-    done, comma, last = incomplete.rpartition(",")
-    return [f"{done}{comma}{name}" for name in complete_encoding(last)]
-
-
-def complete_methods(incomplete: str) -> list[str]:
-    """Completions of the last of several comma-separated methods of ``posenc extend``."""
+def _methods() -> Iterable[str]:
     from posenc.extension import EXTENSIONS
 
-    done, comma, last = incomplete.rpartition(",")
-    names = [*EXTENSIONS, *(() if comma else ("all",))]
-    return [f"{done}{comma}{name}" for name in _last(last, names, between="+")]
+    return EXTENSIONS
 
 
-def complete_task(incomplete: str) -> list[str]:
-    """Tasks of ``posenc compare`` that start with ``incomplete``."""
+def _tasks() -> Iterable[str]:
     from posenc.lab.experiments.tasks import TASKS
 
-    return [name for name in TASKS if name.startswith(incomplete)]
+    return TASKS
 
 
-def _last(incomplete: str, names: Iterable[str], *, between: str) -> list[str]:
-    """Completions of the last of several names separated by ``between``."""
-    done, joint, last = incomplete.rpartition(between)
-    return [f"{done}{joint}{name}" for name in names if name.startswith(last)]
+ENCODING, SEVERAL_ENCODINGS = completing(_encodings, "+"), completing(_encodings, "+,")
+METHODS, TASK = completing(_methods, "+,", alone="all"), completing(_tasks)

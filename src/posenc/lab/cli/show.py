@@ -5,20 +5,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from cyclopts import Parameter
 from rich.padding import Padding
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from posenc.arguments import Interval, check
 from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.lab.cli.console import ERRORS, OUT, new_table, print_json
-from posenc.lab.cli.options import Json, complete_encoding, complete_encodings, flag, option
+from posenc.lab.cli.options import ENCODING, SEVERAL_ENCODINGS, Json
 from posenc.registration import parse_name, parse_options
 from posenc.registry import ENCODINGS
 
@@ -30,13 +30,8 @@ WIDE = 120
 """Terminal width from which each field has its own column."""
 
 
-class Site(StrEnum):
-    """Sites where position enters a Transformer."""
-
-    embedding = "embedding"
-    query_key = "query_key"
-    score = "score"
-    value = "value"
+Site = Literal["embedding", "query_key", "score", "value"]
+"""Sites where position enters a Transformer."""
 
 
 def describe(name: str, entry: Entry) -> dict[str, Any]:
@@ -62,16 +57,29 @@ def describe(name: str, entry: Entry) -> dict[str, Any]:
 
 
 def list_encodings(
-    site: Annotated[Site | None, option("Only encodings with this site.", "any")] = None,
+    *,
+    site: Annotated[
+        Site | None, Parameter(help="Only encodings with this site.", show_default="any")
+    ] = None,
     axes: Annotated[
-        int | None, option("Only encodings for this many axes: 1 for text, 2 for images.", "any")
+        int | None,
+        Parameter(
+            help="Only encodings for this many axes: 1 for text, 2 for images.", show_default="any"
+        ),
     ] = None,
     causal: Annotated[
         bool | None,
-        flag("--causal/--bidirectional", "Only encodings for causal or bidirectional attention."),
+        Parameter(
+            negative="--bidirectional",
+            help="Only encodings for causal or bidirectional attention.",
+            show_default="any",
+        ),
     ] = None,
     extrapolates: Annotated[
-        str | None, option("Only encodings whose extrapolation note contains this.", "any")
+        str | None,
+        Parameter(
+            help="Only encodings whose extrapolation note contains this.", show_default="any"
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -90,7 +98,7 @@ def list_encodings(
 
     def selected(claims: Claims) -> bool:
         return (
-            (site is None or site.value in claims.sites)
+            (site is None or site in claims.sites)
             and (axes is None or claims.axes is None or axes in claims.axes)
             and (causal is not False or not claims.causal_only)
             and (causal is not True or claims.axes is None or 1 in claims.axes)
@@ -146,7 +154,7 @@ def _cited(entry: Entry) -> str:
     return "—" if citation is None else f"{citation.authors} {citation.year}"
 
 
-def list_tasks(json: Json = False) -> None:
+def list_tasks(*, json: Json = False) -> None:
     """List all tasks with their data, metric, expected result and default size.
 
     Examples:
@@ -212,23 +220,25 @@ WIDEST = 100
 
 def show(
     name: Annotated[
-        str,
-        typer.Argument(
-            help="Encoding, as named by posenc list, or several joined by +.",
-            autocompletion=complete_encoding,
-        ),
+        str, Parameter(help="Encoding, as named by posenc list, or several joined by +."), ENCODING
     ],
+    /,
+    *,
     options: Annotated[
         list[str] | None,
-        option(
-            "Encoding option KEY=VALUE; repeatable.", "none", "--option", "-o", metavar="KEY=VALUE"
+        Parameter(
+            name=("--option", "-o"),
+            metavar="KEY=VALUE",
+            help="Encoding option KEY=VALUE; repeatable.",
+            show_default="none",
         ),
     ] = None,
     out: Annotated[
-        Path | None, option("Output file for the plot: .png, .svg or .html.", "no file")
+        Path | None,
+        Parameter(help="Output file for the plot: .png, .svg or .html.", show_default="no file"),
     ] = None,
-    bidirectional: Annotated[bool, flag("--bidirectional", "Without a causal mask.")] = False,
-    length: Annotated[int, typer.Option(min=2, max=512, help="Number of tokens in the plot.")] = 48,
+    bidirectional: Annotated[bool, Parameter(help="Without a causal mask.")] = False,
+    length: Annotated[int, Parameter(help="Number of tokens in the plot, 2 to 512.")] = 48,
     json: Json = False,
 ) -> None:
     """Show the formula, options, claims and plot of an encoding.
@@ -241,6 +251,7 @@ def show(
 
         posenc show t5 --option buckets=8 --out t5.png
     """
+    length = check("--length", Annotated[int, Interval(2, 512)], length, 48)
     import posenc.extension  # noqa: F401 - a refusal tells its names apart from unknown ones
 
     parsed = parse_name(ENCODINGS, name)
@@ -377,10 +388,12 @@ def _colour(share: float) -> str:
 
 
 def gallery(
-    out: Annotated[Path, option("Output file (.html).")] = Path("posenc-gallery.html"),
+    *,
+    out: Annotated[Path, Parameter(help="Output file (.html).")] = Path("posenc-gallery.html"),
     encodings: Annotated[
         str | None,
-        option("Encodings to draw, comma-separated.", "all", autocompletion=complete_encodings),
+        Parameter(help="Encodings to draw, comma-separated.", show_default="all"),
+        SEVERAL_ENCODINGS,
     ] = None,
 ) -> None:
     """Write an HTML page with the formula, plots, claims and source of every encoding.

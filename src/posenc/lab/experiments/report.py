@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from posenc.lab.experiments.page import comparison_page
@@ -66,7 +66,7 @@ class LiveReport:
             self._due = now + PAUSE * (now - began)
 
 
-def numbers(comparison: Comparison, summary: Summary, *, out: Path) -> list[dict[str, Any]]:
+def numbers(comparison: Comparison, summary: Summary, *, out: PurePath) -> list[dict[str, Any]]:
     """A record for each encoding, in the order of the table.
 
     Each has its rank, ``verdict``, ``gate`` (why there is no verdict, or null) and its ``reason``
@@ -83,7 +83,7 @@ def numbers(comparison: Comparison, summary: Summary, *, out: Path) -> list[dict
     return [_record(comparison, row, out) for row in summary.rows]
 
 
-def models(comparison: Comparison, out: Path, subject: str) -> list[Path]:
+def models(comparison: Comparison, out: PurePath, subject: str) -> list[PurePath]:
     """Folders of the trained models of a subject, the first seed first.
 
     Args:
@@ -96,7 +96,7 @@ def models(comparison: Comparison, out: Path, subject: str) -> list[Path]:
     return [out / "runs" / encoding / f"seed-{seed}" / "model" for seed in seeds]
 
 
-def _record(comparison: Comparison, row: Row, out: Path) -> dict[str, Any]:
+def _record(comparison: Comparison, row: Row, out: PurePath) -> dict[str, Any]:
     subject, key = row.subject, comparison.headline.key
     lengths = {}
     for length in comparison.test_lengths:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, NoReturn
 
 from filelock import FileLock, Timeout
@@ -267,7 +267,7 @@ def load_settings(out: Path) -> ComparisonSettings:
     return replace(Record.read(Path(out)).settings, existing="resume")
 
 
-def resume_command(out: Path) -> str:
+def resume_command(out: PurePath) -> str:
     """The command line that continues the comparison in ``out``."""
     return f"posenc compare --resume --out {shlex.quote(str(out))}"
 
