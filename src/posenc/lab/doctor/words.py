@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from posenc.lab.reporting.numbers import counted, sentence
+from posenc.lab.reporting.numbers import counted
 from posenc.transformers.checkpoints import Fields
 from posenc.transformers.doctor.advice import REFUSED
 from posenc.transformers.doctor.config_values import ROTATION, readable
@@ -192,7 +192,10 @@ def rotation_in_words(rotation: RotationFacts, head_dim: int | None) -> str:
 
 
 ALL = "all"
-ENGINE_COLUMNS = ("engine", "slowest pair", "gain", "longest text", "pairs that differ")
+ENGINE_COLUMNS = (
+    *("engine", "slowest pair", "gain", "longest text"),
+    *("difference", "pairs that differ"),
+)
 
 
 @dataclass(frozen=True)
@@ -253,46 +256,40 @@ class Engines:
             for one in self.served[1:]
         }
 
-    def sentences(self, reading: LayerReading) -> Iterator[str]:
-        """Sentences on how the engines rotate, beside transformers and the layers as they ran."""
+    def facts(self, reading: LayerReading) -> Iterator[str]:
+        """What the table of rotations does not show."""
         if not self.served:
-            yield sentence("engines_not_compared", why=self.why_none)
-            return
-        unlike = _unlike_layers(self.served[0], reading)
+            yield f"not compared, {self.why_none or 'the config states no rotation'}"
+        unlike = _unlike_layers(self.served[0], reading) if self.served else 0
         if unlike:
-            yield sentence("engines_unlike_code", count=unlike)
-        alike = [one.engine for one in self.served[1:] if not one.difference]
-        if alike:
-            yield sentence("engines_alike", names=alike)
-        stated = self.served[0].longest
-        for one in self.served[1:]:
-            if one.difference:
-                yield sentence("engine_differs", served=one)
-        for one in self.served[1:]:
-            if one.longest is not None and stated is not None and one.longest != stated:
-                yield sentence("engine_shorter", served=one, stated=stated)
+            layers = counted(unlike, "layer")
+            yield f"not compared for {layers}, whose code rotates otherwise than the config says"
         if self.unlike and self.remedy is None:
-            yield sentence("engines_beyond_remedy")
+            yield "no line of config.json makes more of them rotate as transformers does"
+        if self.remedy is not None:
+            yield from (f"{name} still {why}" for name, why in self.remedy.left.items())
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """``ENGINE_COLUMNS`` and a row for each rotation; the last one only if pairs differ."""
+        """``ENGINE_COLUMNS`` and a row for each rotation; the last two only where they differ."""
         rows = list(self._rows())
-        end = len(ENGINE_COLUMNS) - (not any(row[-1] for row in rows))
-        return ENGINE_COLUMNS[:end], [row[:end] for row in rows]
+        always = 4
+        shown = [n for n in range(len(ENGINE_COLUMNS)) if n < always or any(r[n] for r in rows)]
+        head, *rows = (tuple(row[n] for n in shown) for row in (ENGINE_COLUMNS, *rows))
+        return head, rows
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         for place, one in enumerate(self.served):
             longest = "no limit" if one.longest is None else f"{one.longest:,}"
             if not one.rotations:
-                yield one.engine, "—", "—", "—", ""
+                yield one.engine, "—", "—", "—", difference_of(one), ""
             elif place and not one.difference:
-                yield one.engine, "as transformers", "", longest, ""
+                yield one.engine, "as transformers", "", longest, "", ""
             else:
                 differing = self._differing(one)
                 for kind, rotation in one.rotations.items():
                     name = f"{one.engine}, {kind}" if kind else one.engine
                     gain, unlike = f"{rotation.gain:.5g}", differing[kind]
-                    yield name, _period(rotation), gain, longest, unlike
+                    yield name, _period(rotation), gain, longest, difference_of(one), unlike
 
     def _differing(self, served: Served) -> dict[str, str]:
         """Pairs by layer type that differ from transformers; there, from its first type."""
@@ -314,6 +311,11 @@ class Engines:
             ],
             "right_in_all": None if self.remedy is None else asdict(self.remedy),
         }
+
+
+def difference_of(served: Served) -> str:
+    """How an engine rotates otherwise than transformers, and what that does; "" if it does not."""
+    return ": ".join(filter(None, (served.difference, served.effect)))
 
 
 def _period(rotation: EngineRotation) -> str:
