@@ -149,12 +149,16 @@ def test_words_on_engines() -> None:
 
 
 def test_facts_on_engines() -> None:
-    (none,) = Engines(ENGINES, None).facts(layers())
-    assert none.startswith("no line of config.json")
+    *unlike, none = Engines(ENGINES, None).facts(layers())
+    assert unlike == [
+        ("mlx-lm", "ignores the scaling: worse"),
+        ("llama.cpp", "does not start: no such kind"),
+    ]
+    assert none[1].startswith("no line of config.json")
     left = ConfigRemedy({"rope_theta": 1.0}, "", {"SGLang": "ignores it"})
-    assert list(Engines(ENGINES, left).facts(layers())) == ["SGLang still ignores it"]
+    assert [*Engines(ENGINES, left).facts(layers())][-1] == ("SGLang", "still ignores it")
     assert list(Engines(ENGINES[:2], None).facts(layers())) == []
-    expected = ["not compared, the config states no rotation"]
+    expected = [("all", "not compared, the config states no rotation")]
     assert list(Engines((), None).facts(layers())) == expected
 
 

@@ -41,7 +41,7 @@ COSTS = {"transformers": "baseline", "with posenc": "candidate"}
 """Lines of the charts of costs, and their roles."""
 
 COST_COLUMNS = ("tokens", "transformers", "memory", "with posenc", "memory")
-IN_WORDS = ("what was found", "difference", "pairs that differ")
+IN_WORDS = ("what was found", "pairs that differ")
 """Columns of text."""
 
 COST_GUIDE = "One layer, forward, one row, this machine (≈ computed from shorter inputs)."
@@ -167,9 +167,9 @@ def facts_table(diagnosis: Diagnosis, engines: Engines | None) -> TableSection:
     rows += [(one.field, f"{one.problem}. Write {one.change}.") for one in findings]
     rows += [] if findings else [("settings", "none without effect was found")]
     if engines is not None:
-        rows += [("engines", text) for text in asked.facts(reading)]
+        rows += [(f"engines: {name}", text) for name, text in asked.facts(reading)]
     rows.append(("acceleration", diagnosis.acceleration))
-    rows += [("CPU kernels", diagnosis.kernels)] if diagnosis.kernels else []
+    rows += [("CPU kernels", diagnosis.kernels)] if diagnosis.costs else []
     return _table("facts", "Facts", "", ("fact", "what was found"), rows)
 
 
@@ -259,7 +259,7 @@ def diagnosis_page(
         ],
         values=tuple(_values(diagnosis, folder.name)),
         command=command,
-        settings={"model": diagnosis.model_type},
+        settings={"model": diagnosis.model_type, "kernels of posenc": diagnosis.kernels},
         note="Beside this page: every chart as PNG and SVG, doctor.json, measurements.csv.",
     )
 

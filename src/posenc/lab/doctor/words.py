@@ -192,10 +192,7 @@ def rotation_in_words(rotation: RotationFacts, head_dim: int | None) -> str:
 
 
 ALL = "all"
-ENGINE_COLUMNS = (
-    *("engine", "slowest pair", "gain", "longest text"),
-    *("difference", "pairs that differ"),
-)
+ENGINE_COLUMNS = ("engine", "slowest pair", "gain", "longest text", "pairs that differ")
 
 
 @dataclass(frozen=True)
@@ -256,40 +253,41 @@ class Engines:
             for one in self.served[1:]
         }
 
-    def facts(self, reading: LayerReading) -> Iterator[str]:
-        """What the table of rotations does not show."""
+    def facts(self, reading: LayerReading) -> Iterator[tuple[str, str]]:
+        """How each rotates otherwise than transformers, and what no engine does, by name."""
         if not self.served:
-            yield f"not compared, {self.why_none or 'the config states no rotation'}"
+            yield ALL, f"not compared, {self.why_none or 'the config states no rotation'}"
         unlike = _unlike_layers(self.served[0], reading) if self.served else 0
         if unlike:
             layers = counted(unlike, "layer")
-            yield f"not compared for {layers}, whose code rotates otherwise than the config says"
+            yield ALL, f"not compared for {layers}, whose code rotates otherwise than stated"
+        for one in self.served[1:]:
+            if one.difference:
+                yield one.engine, difference_of(one)
         if self.unlike and self.remedy is None:
-            yield "no line of config.json makes more of them rotate as transformers does"
+            yield ALL, "no line of config.json makes more of them rotate as transformers does"
         if self.remedy is not None:
-            yield from (f"{name} still {why}" for name, why in self.remedy.left.items())
+            yield from ((name, f"still {why}") for name, why in self.remedy.left.items())
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """``ENGINE_COLUMNS`` and a row for each rotation; the last two only where they differ."""
+        """``ENGINE_COLUMNS`` and a row for each rotation; the last one only if pairs differ."""
         rows = list(self._rows())
-        always = 4
-        shown = [n for n in range(len(ENGINE_COLUMNS)) if n < always or any(r[n] for r in rows)]
-        head, *rows = (tuple(row[n] for n in shown) for row in (ENGINE_COLUMNS, *rows))
-        return head, rows
+        end = len(ENGINE_COLUMNS) - (not any(row[-1] for row in rows))
+        return ENGINE_COLUMNS[:end], [row[:end] for row in rows]
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         for place, one in enumerate(self.served):
             longest = "no limit" if one.longest is None else f"{one.longest:,}"
             if not one.rotations:
-                yield one.engine, "—", "—", "—", difference_of(one), ""
+                yield one.engine, "—", "—", "—", ""
             elif place and not one.difference:
-                yield one.engine, "as transformers", "", longest, "", ""
+                yield one.engine, "as transformers", "", longest, ""
             else:
                 differing = self._differing(one)
                 for kind, rotation in one.rotations.items():
                     name = f"{one.engine}, {kind}" if kind else one.engine
                     gain, unlike = f"{rotation.gain:.5g}", differing[kind]
-                    yield name, _period(rotation), gain, longest, difference_of(one), unlike
+                    yield name, _period(rotation), gain, longest, unlike
 
     def _differing(self, served: Served) -> dict[str, str]:
         """Pairs by layer type that differ from transformers; there, from its first type."""
