@@ -152,7 +152,7 @@ NO_LAYERS = "The config does not tell its layers, so that none is judged"
 
 
 def facts_table(diagnosis: Diagnosis, engines: Engines | None) -> TableSection:
-    """What layers do, limits, advice, settings without effect, and how the model was read."""
+    """Table of facts: the reading, layers, limits, advice, settings without effect, engines."""
     reading, advice, asked = diagnosis.reading, diagnosis.advice, engines or NOT_ASKED
     how = "by running its code, without weights" if reading.by == "run" else "from its config"
     rows = [("read", ": ".join(filter(None, (how, reading.reason.rstrip(".")))))]

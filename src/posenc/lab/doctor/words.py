@@ -254,7 +254,7 @@ class Engines:
         }
 
     def facts(self, reading: LayerReading) -> Iterator[tuple[str, str]]:
-        """How each rotates otherwise than transformers, and what no engine does, by name."""
+        """Names of engines, each with its difference from transformers or why none is known."""
         if not self.served:
             yield ALL, f"not compared, {self.why_none or 'the config states no rotation'}"
         unlike = _unlike_layers(self.served[0], reading) if self.served else 0
@@ -312,7 +312,7 @@ class Engines:
 
 
 def difference_of(served: Served) -> str:
-    """How an engine rotates otherwise than transformers, and what that does; "" if it does not."""
+    """Difference of an engine from transformers, and its effect; "" where there is none."""
     return ": ".join(filter(None, (served.difference, served.effect)))
 
 

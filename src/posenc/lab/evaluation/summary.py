@@ -161,7 +161,7 @@ def _read(study: Study) -> Iterator[str]:
 
 
 def _on_short(study: Study, key: str) -> Iterator[str]:
-    """What the chosen method costs on short texts, if much, and which as good ones cost less."""
+    """Cost of the chosen method on short texts, if high, and equally good ones that cost less."""
     readings = study.readings(tuned=study.tuned)
     costs = {n: short_cost(study, each, tuned=study.tuned) for n, each in readings.items()}
     cost = costs[key]
