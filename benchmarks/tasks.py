@@ -23,7 +23,7 @@ from benchmarks.measuring import filled
 from benchmarks.number_words import write_numbers
 
 from posenc.lab.experiments.results import Comparison
-from posenc.lab.experiments.verdicts import HIGHEST
+from posenc.lab.reporting.judge import HIGHEST
 from posenc.lab.reporting.numbers import Bounds, Estimate, estimate
 
 ROOT = Path(__file__).parent

@@ -16,16 +16,15 @@ from posenc.lab.evaluation.suites.needles import ByteNeedles, letters
 from posenc.lab.evaluation.suites.next_token import NextTokenSuite
 from posenc.lab.experiments import results
 from posenc.lab.experiments.corpus import Pieces
+from posenc.lab.reporting.judge import Metric
 from posenc.models import Decoder, DecoderConfig
 
 
-def metric(
-    key: str, label: str, unit: str, axis: str, description: str, **options: Any
-) -> results.Metric:
+def metric(key: str, label: str, unit: str, axis: str, description: str, **options: Any) -> Metric:
     """A measure of which less is better if it is in bits; others are shares."""
     words = {"label": label, "unit": unit, "axis": axis, "description": description}
     kind = {"lower_is_better": "bits" in unit, "headline": key in ("loss", "accuracy")}
-    return results.Metric(key=key, **words, **kind, **options)
+    return Metric(key=key, **words, **kind, **options)
 
 
 BITS, LENGTH = "bits per byte", "context length (bytes)"
@@ -70,7 +69,7 @@ def sample(
     *,
     seeds: tuple[int, ...] = (0, 1, 2),
     lengths: tuple[int, ...] = (64, 128, 256, 512),
-    metric: results.Metric = LOSS,
+    metric: Metric = LOSS,
     complete: bool = True,
 ) -> results.Comparison:
     """A comparison with plausible numbers, the same at every call."""

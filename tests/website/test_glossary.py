@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from posenc.attention import BACKENDS
-from posenc.lab.experiments.verdicts import GATES
-from posenc.lab.reporting.opening import SEVERITY, TONES
+from posenc.lab.reporting.judge import GATES, SEVERITY
+from posenc.lab.reporting.opening import TONES
 from posenc.registry import ENCODINGS
 from posenc.transformers.engines import ENGINES
 from tests.website.built import pages

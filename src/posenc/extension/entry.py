@@ -30,8 +30,6 @@ class ExtensionClaims:
         expect: expected behaviour past the trained length, in a sentence.
         cost: extra work and memory, in Q, K, D, H.
         transformers: its ``rope_type`` in transformers, if any.
-        at_twice: its place among methods at twice the trained length without training, by loss, as
-            published: 0 for the worst. None: none is.
     """
 
     identity_at_one: bool = True
@@ -42,7 +40,6 @@ class ExtensionClaims:
     expect: str
     cost: str = "none"
     transformers: str | None = None
-    at_twice: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

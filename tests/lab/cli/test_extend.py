@@ -115,10 +115,8 @@ def test_nothing_is_written_of_several_that_gain_nothing(
     """A model that looks at nothing but the last byte: all methods are level."""
     out = tmp_path / "out"
     told = printed(*extend(base, "self_extend,rerope", text), "--out", out)
-    assert told.startswith("Without any training, do not stretch: at 32 bytes ")
-    assert "use self_extend" not in told
-    assert "use rerope" not in told
-    assert "needles do not count" in told
+    assert "Do not stretch: even " in told
+    assert "Nothing is gained by stretching: at 32 bytes " in told
     assert "No checkpoint was written" in told
     assert [path.name for path in out.iterdir()] == ["report"]
 
@@ -139,7 +137,7 @@ def test_figures_of_random_weights_are_no_headline(
     given = ("evaluate", untrained, "--text", text)
     done = run_command(*given, "--out", tmp_path / "out")
     assert done.returncode == 2
-    assert done.stdout.strip().startswith("Nothing can be said of model: at best its loss is ")
+    assert "Nothing can be said of model: its best loss is " in done.stdout
     assert "(byte frequencies alone: 4.396)" in " ".join(done.stdout.split())
     said = " ".join(done.stderr.split())
     assert "expected a better loss than 4.396 (byte frequencies alone), got " in said
@@ -153,12 +151,12 @@ def test_random_weights_are_not_stretched(untrained: Path, text: Path, tmp_path:
     given = extend(untrained, "yarn", text)
     done = run_command(*given, "--out", tmp_path / "out")
     assert done.returncode == 2
-    assert "use yarn" not in done.stdout
+    assert "Use yarn" not in done.stdout
     assert "expected a better loss than" in " ".join(done.stderr.split())
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["report"]
     told = printed(*given, "--out", tmp_path / "always", "--always")
     assert "Written: yarn" in told
-    assert told.startswith("Nothing can be said of model")
+    assert "Nothing can be said of model" in told
 
 
 def test_longrope_is_searched_on_the_text(base: Path, text: Path, tmp_path: Path) -> None:

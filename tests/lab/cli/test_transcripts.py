@@ -31,7 +31,6 @@ MASKS = {
     ),
     "show": ((r"^(on (?:the CPU|CUDA) +).*", r"\1BACKENDS"),),
     "bench": (
-        (r"^cpu \([^.]*(\.[^.]+)*?minutes\.", "MACHINE"),
         (r" *\d+\.\d+|\de-\d\d", " #"),
         (r"^nope .*|.*(?:plain attention|28 rounds).*", "VERDICT"),
     ),

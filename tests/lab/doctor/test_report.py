@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from posenc.lab.doctor.report import diagnosis_page, opening
+from posenc.lab.doctor.report import diagnosis_page, facts_table, opening
 from posenc.lab.doctor.words import Engines
-from posenc.lab.reporting.numbers import sentence
 from posenc.lab.reporting.opening import LONGEST
 from posenc.transformers.doctor.advice import Advice, Limit
 from posenc.transformers.doctor.config_findings import Finding
@@ -149,21 +148,18 @@ def test_words_on_engines() -> None:
     assert "differ" not in alike.headline
 
 
-def test_sentences_on_engines() -> None:
-    told = list(Engines(ENGINES, None).sentences(layers()))
-    assert told == [
-        "vLLM rotates as transformers does.",
-        "mlx-lm ignores the scaling: worse.",
-        "llama.cpp does not start: no such kind.",
-        "No line of config.json makes more engines rotate as transformers does.",
+def test_facts_on_engines() -> None:
+    *unlike, none = Engines(ENGINES, None).facts(layers())
+    assert unlike == [
+        ("mlx-lm", "ignores the scaling: worse"),
+        ("llama.cpp", "does not start: no such kind"),
     ]
-    short = replace(ENGINES[1], longest=32)
-    told = list(Engines((SERVED, short), None).sentences(layers()))
-    assert told[1] == (
-        "vLLM takes texts of up to 32 tokens unless it is told otherwise; the config states 64."
-    )
-    expected = ["Engines: not compared, the config states no rotation."]
-    assert list(Engines((), None).sentences(layers())) == expected
+    assert none[1].startswith("no line of config.json")
+    left = ConfigRemedy({"rope_theta": 1.0}, "", {"SGLang": "ignores it"})
+    assert [*Engines(ENGINES, left).facts(layers())][-1] == ("SGLang", "still ignores it")
+    assert list(Engines(ENGINES[:2], None).facts(layers())) == []
+    expected = [("all", "not compared, the config states no rotation")]
+    assert list(Engines((), None).facts(layers())) == expected
 
 
 def test_kinds_and_engines_that_differ_within_the_ramp_are_told_apart(tmp_path: Path) -> None:
@@ -229,6 +225,16 @@ def test_costs_are_the_first_chart_where_nothing_rotates(tmp_path: Path) -> None
         assert [chart.spec["height"] for chart in page.charts] == heights
 
 
-def test_the_reason_for_not_running_is_a_sentence() -> None:
-    told = sentence("how_read", reading=LayerReading(layers=(), by="config", reason="it took long"))
-    assert told.endswith("those that its config describes. It took long.")
+def test_facts_are_a_table() -> None:
+    """How the model was read and why, its layers, limits, advice and settings, each in a row."""
+    mend = Finding("rope_theta", "is ignored", '"rope_theta": 1.0')
+    reading = replace(layers(rotating()), by="config", reason="it took long.")
+    table = facts_table(diagnosis(reading, findings=(mend,)), None)
+    rows = {name.text: text.text for name, text in table.rows}
+    assert rows["read"] == "from its config: it took long"
+    assert rows["the layer"].endswith("RoPE, base 10,000")
+    assert rows["degrades beyond"] == "64 tokens: longer distances were never trained"
+    assert rows["advice"] == "yarn, factor 4"
+    assert rows["rope_theta"] == 'is ignored. Write "rope_theta": 1.0.'
+    bare = facts_table(diagnosis(LayerReading(layers=()), limits=()), None)
+    assert {"layers", "settings"} <= {row[0].text for row in bare.rows}

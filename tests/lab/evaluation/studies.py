@@ -10,7 +10,6 @@ import torch
 from posenc.lab.evaluation.results import Findings, Study, StudyReading
 from posenc.lab.evaluation.suites.needles import ByteNeedles, letters
 from posenc.lab.evaluation.suites.next_token import NextTokenSuite
-from posenc.lab.evaluation.summary import findings
 from posenc.lab.experiments.corpus import Pieces
 from tests.support.samples import studied
 
@@ -59,11 +58,6 @@ def blind(
     """The same with these shares of needles found, by default no more than by chance."""
     needles = {16: (first,), 32: (last,)}
     return {key: replace(each, needles=needles) for key, each in readings.items()}
-
-
-def said(found: Study, section: str) -> list[str]:
-    """What is said of a study below a heading."""
-    return dict(findings(found))[section]
 
 
 BASE = {"direct": reading(4.0, 0.1), "window": reading(2.4, 0.05)}

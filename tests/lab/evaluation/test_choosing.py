@@ -10,7 +10,8 @@ from posenc.errors import CheckpointError
 from posenc.lab.evaluation.choosing import choose, gap, gate, require_learned
 from posenc.lab.evaluation.results import StudyReading
 from posenc.lab.evaluation.summary import answer
-from tests.lab.evaluation.studies import BASE, blind, reading, said, study
+from tests.lab.evaluation.studies import BASE, blind, reading, study
+from tests.support.samples import LOSS
 
 
 def test_needles_come_before_loss() -> None:
@@ -40,9 +41,7 @@ def test_a_tie_or_no_gain_means_not_to_stretch() -> None:
     assert key is None
     assert why.startswith("Nothing is gained by stretching: at 32 bytes ")
     assert "cannot be told from not stretched (4.950) and a plain sliding window (4.950)" in why
-    assert answer(found)[0].startswith("Without any training, do not stretch: ")
-    written = said(replace(found, reason=why), "The checkpoint")
-    assert written == [f"No checkpoint was written. {why}"]
+    assert answer(replace(found, reason=why)) == [why]
     key, why = choose(found, tuned=False, always=True)
     assert key in {"self_extend", "ntk"}
     assert "It gains nothing: at 32 bytes" in why
@@ -56,7 +55,6 @@ def test_a_loss_that_is_surely_less_by_next_to_nothing_is_no_gain() -> None:
     key, why = choose(found, tuned=False)
     assert key is None
     assert ", which is within 1% of not stretched (6.385) and a plain sliding window" in why
-    assert answer(found)[0].startswith("Without any training, do not stretch: ")
 
 
 def test_one_method_that_was_asked_for_is_written_and_said_to_gain_nothing() -> None:
@@ -65,7 +63,6 @@ def test_one_method_that_was_asked_for_is_written_and_said_to_gain_nothing() -> 
     assert key == "yarn"
     assert why.startswith("It was the one asked for. It gains nothing: at 32 bytes yarn")
     assert "is worse than not stretched (4.000) and a plain sliding window (2.400)" in why
-    assert "do not stretch" in answer(found)[0]
 
 
 def test_needles_that_a_window_loses_are_a_gain_at_its_loss() -> None:
@@ -91,8 +88,6 @@ def test_the_reason_does_not_deny_the_table() -> None:
 def test_loss_decides_where_the_original_finds_none() -> None:
     found = study(**blind(BASE), ntk=reading(2.3, 0.2), rerope=reading(2.6, 0.6))
     assert choose(found, tuned=False)[0] == "ntk"
-    assert "needles" not in answer(found)[0]
-    assert "says nothing of the methods" in said(found, "Without training")[2]
 
 
 def test_what_no_checkpoint_holds_is_not_advised() -> None:
@@ -107,7 +102,7 @@ def test_a_model_no_better_than_frequencies_is_not_judged() -> None:
     assert gate(known) == "", "2.0 at 16"
     assert gate(replace(known, trivial=None)) == ""
     level = replace(known, trivial=2.0)
-    assert "at best its loss is 2.000 bits a byte (byte frequencies alone: 2.000)" in gate(level)
+    assert "best loss is 2.000 (byte frequencies alone: 2.000)" in gate(level)
     stopped = replace(level, gate=gate(level))
     assert answer(stopped) == [stopped.gate]
     assert choose(stopped, tuned=False)[0] is None
@@ -117,8 +112,8 @@ def test_a_model_no_better_than_frequencies_is_not_judged() -> None:
 
 
 def test_the_gap_is_paired() -> None:
-    difference = gap(reading(2.5), reading(2.3))
+    difference = gap(LOSS, reading(2.5), reading(2.3))
     assert difference.mean == pytest.approx(0.2)
     assert difference.half_width == pytest.approx(0, abs=1e-9), "what they share cancels"
-    noisy = gap(reading(2.5, spread=0.3), reading(2.3))
+    noisy = gap(LOSS, reading(2.5, spread=0.3), reading(2.3))
     assert noisy.half_width == pytest.approx(0.3 * 1.998 / 63**0.5, rel=1e-3)

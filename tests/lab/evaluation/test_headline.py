@@ -6,14 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from posenc.lab.evaluation.choosing import headline, missing_gain, opening, remedies, verdicts
+from posenc.lab.evaluation.choosing import missing_gain, verdicts
 from posenc.lab.evaluation.report import study_page
 from posenc.lab.evaluation.results import Effective, Study
-from posenc.lab.reporting.opening import LONGEST
+from posenc.lab.evaluation.summary import headline, opening
+from posenc.lab.reporting.opening import LONGEST, Remedy
 from tests.lab.evaluation.studies import BASE, blind, reading, study
 
 NOT_FINDING = blind(BASE | {"yarn": reading(2.05)}, last=0.9)
 """The original finds nothing at the trained length."""
+
+
+def remedies(found: Study) -> tuple[Remedy, ...]:
+    return opening(found).remedies
 
 
 def words(found: Study) -> dict[str, tuple[str, ...]]:

@@ -15,10 +15,10 @@ import pytest
 from torch import nn
 
 from posenc.lab.evaluation.checkpoint import Checkpoint
-from posenc.lab.evaluation.choosing import headline, require_learned
+from posenc.lab.evaluation.choosing import require_learned
 from posenc.lab.evaluation.evaluate import evaluate
 from posenc.lab.evaluation.results import Effective, Study
-from posenc.lab.evaluation.summary import answer
+from posenc.lab.evaluation.summary import answer, headline
 from posenc.lab.evaluation.texts import Text, read_ids
 from tests.support.known_lengths import TRAINED, breaking, holding, unlearned, words_text
 

@@ -13,7 +13,6 @@ import vl_convert
 
 from posenc.lab.experiments.page import draw_charts
 from posenc.lab.experiments.summary import summarise
-from posenc.lab.experiments.verdicts import bounds_of
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Up
 from posenc.lab.reporting.numbers import Bounds, Estimate, estimate
@@ -56,21 +55,21 @@ def test_an_axis_ends_where_its_metric_does() -> None:
 def test_intervals_are_of_what_is_possible() -> None:
     free = estimate([0.1, 0.54, 0.98])
     assert free.low < 0 < 1 < free.high, "as Student's t has it"
-    shares = estimate([0.1, 0.54, 0.98], bounds_of(ACCURACY))
+    shares = estimate([0.1, 0.54, 0.98], ACCURACY.bounds())
     assert shares.shown(".0%", "\n") == "54%\n(0\nto 100)"
     assert shares.to_json() == {"mean": pytest.approx(0.54), "low": 0.0, "high": 1.0, "n": 3}
-    one = estimate([0.5], bounds_of(LOSS))
+    one = estimate([0.5], LOSS.bounds())
     assert one.to_json() == {"mean": 0.5, "low": None, "high": None, "n": 1}
     bleu = replace(ACCURACY, unit="BLEU")
     for interval, form, shown in (
         (shares, ".0%", "54% (0 to 100)"),
         (shares.scaled(-100), ".0f", "-54 (-100 to -0)"),
-        (estimate([0.5, 0.51, 0.52], bounds_of(ACCURACY)), ".1%", "51.0% (48.5 to 53.5)"),
-        (estimate([22.5, 38.7], bounds_of(bleu)), ".1f", "30.6 (0.0 to 100.0)"),
+        (estimate([0.5, 0.51, 0.52], ACCURACY.bounds()), ".1%", "51.0% (48.5 to 53.5)"),
+        (estimate([22.5, 38.7], bleu.bounds()), ".1f", "30.6 (0.0 to 100.0)"),
         (one, ".1f", "0.5"),
     ):
         assert interval.shown(form) == shown
-    assert estimate([0.1, 2.0], bounds_of(LOSS)).shown(".1f").startswith("1.1 (0.0 to ")
+    assert estimate([0.1, 2.0], LOSS.bounds()).shown(".1f").startswith("1.1 (0.0 to ")
     assert [Estimate(*of, 3).shown() for of in ((2.7, 0.05), (0.0066, 0.6), (612.0, 3.0))] == [
         "2.70 (2.65 to 2.75)",
         "0.01 (-0.59 to 0.61)",

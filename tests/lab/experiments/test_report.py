@@ -277,7 +277,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     report = tmp_path / "report"
     write_report(replace(sample(), measurements=(), runs=()), report)
     write_report(sample(seeds=(0,), lengths=(64,)), report, overwrite=True)
-    assert "One seed only" in (report / "index.html").read_text()
+    assert "One seed does not show" in (report / "index.html").read_text()
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,19 +8,16 @@ from typing import get_args
 import pytest
 
 from posenc.lab.bench.report import WORDS
-from posenc.lab.experiments.verdicts import GATES
 from posenc.lab.reporting import numbers
-from posenc.lab.reporting.numbers import sentence
+from posenc.lab.reporting.judge import GATES, Word, deterioration, word
 from posenc.lab.reporting.opening import (
     TONES,
     Opening,
     Remedy,
     Verdict,
     Verdicts,
-    Word,
-    deterioration,
+    length_words,
     meanings,
-    word,
 )
 from posenc.lab.reporting.page import environment, source
 
@@ -42,7 +39,7 @@ def test_words_as_json() -> None:
 
 
 def test_words_that_occur_are_defined_once() -> None:
-    assert meanings(["b", "", "a", "b"], str.upper) == {"b": "B", "a": "A"}
+    assert meanings(["b", "", "a", "b"], {"a": "A", "b": "B", "c": "C"}) == {"b": "B", "a": "A"}
 
 
 def test_every_word_has_a_colour() -> None:
@@ -53,10 +50,10 @@ def test_every_word_has_a_colour() -> None:
 
 
 def test_definitions_are_held_to_the_limits() -> None:
-    limits = {"holds": 0.05, "breaks": 0.25, "than": "at 64"}
-    assert sentence("means_holds", **limits) == "at most 5% worse than at 64"
-    assert sentence("means_degrades", **limits) == "5% to 25% worse than at 64"
-    assert sentence("means_breaks", **limits) == "more than 25% worse than at 64"
+    words = length_words("at 64")
+    assert words["holds"] == "at most 5% worse than at 64"
+    assert words["degrades"] == "5% to 25% worse than at 64"
+    assert words["breaks"] == "more than 25% worse than at 64"
 
 
 @pytest.mark.parametrize(

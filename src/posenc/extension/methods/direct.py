@@ -27,7 +27,6 @@ ENTRY = Extension(
     on=("any",),
     short_unchanged=True,
     training="needed",
-    at_twice=0,
     expect="What the encoding itself does: RoPE degrades at once, ALiBi hardly.",
     transformers="default",
 )

@@ -183,7 +183,6 @@ ENTRY = Extension(
     summary="Divides positions by the factor, and resamples tables.",
     on=("alibi", "learned", "learned2d", "radix", "rope", "sinusoidal", "swin"),
     training="needed",
-    at_twice=1,
     expect="RoPE: usable without training to about twice the length, near tokens blur; images "
     "and tables for them: good at once.",
     transformers="linear",

@@ -59,7 +59,6 @@ ENTRY = Extension(
     summary="Raises RoPE's base: fast pairs keep their speed, slow ones are interpolated.",
     on=("rope",),
     training="helps",
-    at_twice=2,
     expect="Usable without training to a little less than the factor; middle pairs go beyond "
     "angles they have seen.",
     transformers="default",

@@ -77,7 +77,6 @@ ENTRY = Extension(
     on=("rope",),
     identity_at_one=False,
     training="none",
-    at_twice=4,
     expect="No worse at any length than at the trained one; order among far tokens is lost.",
     cost="None more by native; else Q·K·D·H once more",
     sample={"window": 3},

@@ -78,7 +78,6 @@ ENTRY = Extension(
     on=("rope",),
     stays_relative=False,
     training="none",
-    at_twice=4,
     expect="The best without training, to (L - w)·G + w tokens.",
     cost="None more by native; else Q·K·D·H once more",
     sample={"window": 3},

@@ -139,7 +139,6 @@ ENTRY = Extension(
     summary="Interpolates slow pairs only, and raises the contrast of the logits.",
     on=("rope",),
     training="helps",
-    at_twice=3,
     expect="Among the best changes of frequency without training; good after a short one. Its "
     "defaults misbehave at short trained lengths.",
     transformers="yarn",

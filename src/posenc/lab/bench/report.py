@@ -12,17 +12,19 @@ from posenc.lab.bench.run import PLAIN, BenchReading, BenchReport, BenchSettings
 from posenc.lab.declared import declared_options
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
+from posenc.lab.reporting.judge import word
 from posenc.lab.reporting.measurements import MeasuredValue
-from posenc.lab.reporting.numbers import Bounds, Estimate, counted, sentence
+from posenc.lab.reporting.numbers import Bounds, Estimate, counted, listed, sentence
 from posenc.lab.reporting.opening import (
+    UNSURE,
     Opening,
     Remedy,
     Verdict,
     Verdicts,
+    defined,
     fitting,
     meanings,
     shortened,
-    word,
 )
 from posenc.lab.reporting.page import Cell, Column, Page, TableSection, TextSection, write_files
 from posenc.lab.training.machine import cores
@@ -33,6 +35,21 @@ is slow; in between it is slower."""
 
 WORDS = {"holds": "fast", "degrades": "slower", "breaks": "slow", "unsure": "unsure"}
 """Words for a time, by the verdict on its ratio as a deterioration."""
+
+DEFINITIONS = {
+    "fast": f"at most {FAST:.0%} slower than plain attention",
+    "slower": f"{1 + FAST:.2g} to {1 + SLOW:g} × the time of plain attention",
+    "slow": f"more than {1 + SLOW:g} × the time of plain attention",
+    "unsure": UNSURE,
+    "untestable": "could not be measured",
+}
+
+HOW = (
+    "Attention alone: each round runs all passes in turn, so that the load of the machine affects "
+    "all of them, and each time is divided by that of plain SDPA without positions in the same "
+    "round, with the same mask and dtype. Shown are medians over rounds, with 95 % intervals. "
+    "Training is the forward and the backward pass."
+)
 
 PASSES = {"forward": False, "training": True}
 """Columns, and whether the backward pass is in them."""
@@ -89,13 +106,6 @@ def opening(report: BenchReport) -> Opening:
     judged = {
         name: tuple(_word(reading.ratio(both=p)) for p in PASSES.values()) for name, reading in rows
     }
-    limits = {"fast": FAST, "slow": SLOW}
-
-    def meaning(verdict: str) -> str:
-        if verdict == "untestable":
-            return sentence("means_untestable")
-        return sentence(f"means_{verdict.replace('unsure', 'uncertain')}", **limits)
-
     return Opening(
         headline=_headline(rows, judged),
         verdicts=Verdicts(
@@ -105,8 +115,8 @@ def opening(report: BenchReport) -> Opening:
                 Verdict(name=name, words=judged[name], why=reading.refusal, note=reading.served_by)
                 for name, reading in rows
             ),
-            guide=sentence("speed_words", **limits),
-            meanings=meanings((each for words in judged.values() for each in words), meaning),
+            guide=defined(DEFINITIONS, "fast", "slow"),
+            meanings=meanings((each for words in judged.values() for each in words), DEFINITIONS),
         ),
         remedies=tuple(_remedies(report, rows, judged)),
     )
@@ -135,23 +145,29 @@ def _headline(rows: Rows, judged: dict[str, tuple[str, ...]]) -> str:
         for name, r in rows
         if r.times.both_ratio is not None
     ]
+    of, plain = len(rows), "as fast as plain attention"
     if not timed:
-        return sentence("none_timed", of=len(rows))
+        none = "It could not" if of == 1 else f"None of the {of} could"
+        return f"{none} be timed: see why below"
     fast = [name for name, verdict, _ in timed if verdict == "fast"]
     (first, verdict, least), (last, slowest, most) = timed[0], timed[-1]
-    if len(rows) == 1 and verdict != "unsure":
-        return sentence("one_timed", name=first, fast=bool(fast), ratio=least)
+    if of == 1 and verdict != "unsure":
+        if fast:
+            return f"{first} trains {plain}, {_times(least)} its time"
+        return f"{first} takes {_times(least)} the time of plain attention to train"
     if not fast:
-        sure = not any(word == "unsure" for _, word, _ in timed)
-        return sentence("none_fast", name=first, ratio=least, sure=sure)
-    ending = (
-        [f"; {sentence('slowest', name=last, ratio=most)}"] if slowest in ("slower", "slow") else []
-    )
-    return fitting(
-        sentence("fast", names=fast, of=len(rows), most=shown) + end
-        for shown in (3, 1, 0)
-        for end in (*ending, "")
-    )
+        surely = "surely " if any(word == "unsure" for _, word, _ in timed) else ""
+        return f"None {surely}trains {plain}; {first} comes nearest ({_times(least)})"
+    ending = f"; {last} takes {_times(most)} its time" if slowest in ("slower", "slow") else ""
+    train = "trains" if len(fast) == 1 else "train"
+    who = [f"{listed(fast)} {train}", f"{len(fast)} of the {of} {train}"]
+    if len(fast) == of:
+        who = ["Both train" if of == 2 else f"All {of} train"]
+    return fitting(f"{names} {plain}{end}" for names in who for end in (ending, ""))
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f} ×" if ratio < 9.95 else f"{ratio:.0f} ×"
 
 
 def _remedies(
@@ -160,7 +176,8 @@ def _remedies(
     open_ = [(name, reading) for name, reading in rows if "unsure" in judged[name]]
     if open_:
         rounds = MORE * report.settings.rounds
-        text = sentence("settled_by_more_rounds", names=[name for name, _ in open_], rounds=rounds)
+        clause = sentence("open", reason="rounds", labels=[name for name, _ in open_])
+        text = sentence("settled", way="more_rounds", clauses=[clause], count=rounds)
         encodings = dict.fromkeys(reading.encoding for _, reading in open_)
         changes = {"encodings": tuple(encodings), "rounds": rounds}
         yield Remedy(text=text, command=_command(report.settings, changes))
@@ -198,12 +215,8 @@ def bench_page(report: BenchReport, command: str) -> Page:
         charts=[_chart(report, drawing, name) for name in ("training", "forward")],
         looks=styles,
         sections=(
-            _table(report),
-            TextSection(
-                key="method",
-                title="How this was measured",
-                paragraphs=(sentence("how_timed", rounds=settings.rounds, batch=shape),),
-            ),
+            results_table(report),
+            TextSection(key="method", title="How this was measured", paragraphs=(HOW,)),
         ),
         values=tuple(_values(report)),
         command=command,
@@ -249,7 +262,7 @@ def _chart(report: BenchReport, drawing: Drawing, name: str) -> Chart:
     return drawing.lines(name, title, guide, points, (across, up), first=both)
 
 
-def _table(report: BenchReport) -> TableSection:
+def results_table(report: BenchReport) -> TableSection:
     """All results, a row an encoding."""
     settings, lengths = report.settings, sorted(set(report.settings.lengths or ()))
     readings = {(label(r, settings), r.length): r for r in report.readings if r.contender != PLAIN}
@@ -267,12 +280,15 @@ def _table(report: BenchReport) -> TableSection:
     return TableSection(
         key="table",
         title="All results",
-        guide="Multiples of the time of plain SDPA in the same round, with 95 % intervals; "
-        f"milliseconds at {lengths[-1]:,} tokens.",
+        guide="Multiples of the time of plain SDPA in the same round, with 95 % intervals.",
         columns=(
             Column(name="encoding", text=True),
-            *(Column(name=str(n), group=f"{name} at") for name in PASSES for n in lengths),
-            *(Column(name=name, group="milliseconds") for name in PASSES),
+            *(
+                Column(name=str(n), group=f"{name} at", short=f"{name} at {n}")
+                for name in PASSES
+                for n in lengths
+            ),
+            *(Column(name=name, group=f"ms at {lengths[-1]:,}", short=None) for name in PASSES),
         ),
         rows=tuple(tuple(cells(name)) for name in names),
         notes=tuple(

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.progress import BarColumn, TimeElapsedColumn
-from rich.text import Text
 
 from posenc.lab.bench import BenchOptions
 from posenc.lab.cli.console import (
-    OUT,
     Display,
     PlainTextColumn,
     command_line,
-    new_table,
     print_json,
-    print_opening,
     print_report,
+    print_study,
 )
 from posenc.lab.cli.options import SEVERAL_ENCODINGS, FromFile, Json, Quiet, with_settings
-
-if TYPE_CHECKING:
-    from posenc.lab.bench.run import BenchReading, BenchReport
 
 QUICK_ROUNDS = 3
 
@@ -59,7 +53,7 @@ def bench(
     """
     import torch
 
-    from posenc.lab.bench.report import opening, write_bench
+    from posenc.lab.bench.report import opening, results_table, write_bench
     from posenc.lab.bench.run import BenchSettings
     from posenc.lab.bench.run import bench as run_benchmark
     from posenc.lab.folders import output_folder, require_unused
@@ -79,9 +73,7 @@ def bench(
     if json:
         print_json(opened.to_json() | report.to_json())
         return
-    _print_readings(report)
-    OUT.print(Text(f"\n{_about(report)}", "dim"))
-    print_opening(opened)
+    print_study(opened, [results_table(report)])
     if out is not None:
         print_report(out / "index.html")
 
@@ -104,39 +96,3 @@ class BenchDisplay(Display):
             self.bars.update(self.task, completed=share, description=title)
         else:
             self.emit(f"[{share:4.0%}] {title}")
-
-
-def _print_readings(report: BenchReport) -> None:
-    """Print the ratios of each case, and why some are missing."""
-    OUT.print(Text("\nAttention calls: multiples of plain SDPA with the same mask", "bold"))
-    table = new_table("tokens", "forward", "fwd + bwd", gap=1)
-    before = ""
-    for reading in report.readings:
-        if (case := _case(reading)) != before:
-            table.add_row(Text(case, "bold"))
-            before = case
-        served = f" ({reading.served_by})" if reading.served_by else ""
-        ratios = (reading.times.forward_ratio, reading.times.both_ratio)
-        shown = ("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
-        table.add_row(f"  {reading.contender}{served}", *shown)
-    OUT.print(table)
-    for reading in report.readings:
-        if reading.refusal:
-            words = f"{reading.contender}, for {reading.encoding}: {reading.refusal}."
-            OUT.print(Text(words, "dim"))
-
-
-def _case(reading: BenchReading) -> str:
-    causal = " causal" if reading.causal else ""
-    dtype = "" if reading.dtype == "float32" else " " + reading.dtype.replace("float", "f")
-    return f"{reading.encoding}, {reading.length}{causal}{dtype}"
-
-
-def _about(report: BenchReport) -> str:
-    settings, about = report.settings, report.about
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    return (
-        f"{about['device']}; {settings.threads} threads; {settings.heads} heads of "
-        f"{settings.head_dim}, {', '.join(settings.dtypes or ())}; {settings.rounds} rounds; "
-        f"{versions}. {report.seconds / 60:.1f} minutes."
-    )

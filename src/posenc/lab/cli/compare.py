@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, Token
 from rich.progress import BarColumn, TaskID
-from rich.table import Table
 from rich.text import Text
 
 from posenc.errors import ArgumentError
@@ -23,10 +22,9 @@ from posenc.lab.cli.console import (
     Display,
     PlainTextColumn,
     command_line,
-    new_table,
     print_json,
-    print_opening,
     print_report,
+    print_study,
 )
 from posenc.lab.cli.options import (
     PLACE,
@@ -45,8 +43,6 @@ if TYPE_CHECKING:
     from posenc.lab.experiments.progress import Event, RunEvent, RunFinished
     from posenc.lab.experiments.results import Comparison
     from posenc.lab.experiments.settings import ComparisonSettings
-    from posenc.lab.experiments.summary import Summary
-    from posenc.lab.reporting.numbers import Estimate
 
 
 def _seeds(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
@@ -121,7 +117,7 @@ def compare(
     existing = {"resume": resume, "replace": replace}
     from posenc.lab.experiments.compare import compare as carry_out
     from posenc.lab.experiments.executors import cluster_executor
-    from posenc.lab.experiments.page import opening
+    from posenc.lab.experiments.page import opening, results_table
     from posenc.lab.experiments.report import LiveReport, write_report
     from posenc.lab.experiments.report import numbers as numbers_of
     from posenc.lab.experiments.settings import resume_command
@@ -154,9 +150,9 @@ def compare(
             }
         )
     else:
-        _print_summary(comparison, summary)
+        shown = opened if comparison.complete else dataclasses.replace(opened, remedies=())
+        print_study(shown, [results_table(comparison, summary)], summary.answer)
         _print_models(comparison, out)
-        print_opening(opened if comparison.complete else dataclasses.replace(opened, remedies=()))
         print_report(page, gap="")
     if not comparison.complete:
         again = resume_command(out)
@@ -216,47 +212,6 @@ def _settings(
     if stored is not None:
         return dataclasses.replace(stored, **fields)
     return ComparisonSettings(out=out, existing=way, **fields)
-
-
-def _print_summary(comparison: Comparison, summary: Summary) -> None:
-    OUT.print()
-    for sentence in summary.answer:
-        OUT.print(Text(sentence))
-    metric = comparison.headline
-    OUT.print()
-    OUT.print(Text(f"{metric.label}, {metric.unit} (95 % interval over seeds)", "dim"))
-    table = _table(comparison, summary, between=" ")
-    unlimited = OUT.options.update(width=1000)
-    if OUT.measure(table, options=unlimited).maximum > OUT.width:
-        table = _table(comparison, summary, between="\n")
-    OUT.print(table)
-
-
-def _table(comparison: Comparison, summary: Summary, *, between: str) -> Table:
-    """A row per subject, with ``between`` means and their intervals, and in headings."""
-    lengths = comparison.test_lengths
-    recalled = sorted({length for row in summary.rows for length in row.recall})[-1:]
-    table = new_table()
-    table.add_column("#", justify="right", vertical="top")
-    table.add_column("encoding", style="bold", overflow="fold")
-    headings = [f"at{between}{n}" for n in lengths]
-    for heading in (*headings, *(f"recall{between}at {length}" for length in recalled)):
-        table.add_column(heading, justify="right", no_wrap=True)
-    share = comparison.headline.is_share
-    for row in summary.rows:
-        cells = [
-            "cannot" if n in row.refusals else _shown(row.values.get(n), between, share=share)
-            for n in lengths
-        ]
-        cells += [_shown(row.recall.get(n), between, share=True, digits=0) for n in recalled]
-        table.add_row(str(row.rank or "–"), row.subject.label, *cells)
-    return table
-
-
-def _shown(value: Estimate | None, between: str, *, share: bool, digits: int = 1) -> str:
-    if value is None:
-        return "—"
-    return value.shown(f".{digits}%" if share else None, between)
 
 
 def _print_models(comparison: Comparison, out: PurePath) -> None:

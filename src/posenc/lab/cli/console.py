@@ -30,6 +30,7 @@ from posenc.errors import (
 
 if TYPE_CHECKING:
     from posenc.lab.reporting.opening import Opening
+    from posenc.lab.reporting.page import TableSection
 
 CONTROLS = {
     code: "\N{REPLACEMENT CHARACTER}"
@@ -124,10 +125,13 @@ def print_report(page: PurePath, *, gap: str = "\n") -> None:
     OUT.print(Text.assemble(f"{gap}Report: ", (str(where), "bold")), soft_wrap=True)
 
 
-def print_opening(opening: Opening) -> None:
-    """Print the verdicts in a table, the finding in a line, and ways to settle what is open."""
+def print_study(
+    opening: Opening, tables: Iterable[TableSection] = (), answer: Iterable[str] = ()
+) -> None:
+    """Print tables, verdicts, the finding in a line, reasons, and ways to settle what is open."""
     from posenc.lab.reporting.opening import TONES
 
+    print_tables(tables)
     verdicts = opening.verdicts
     if verdicts.rows:
         OUT.print(Text(f"\n{verdicts.title}", "dim"))
@@ -141,8 +145,46 @@ def print_opening(opening: Opening) -> None:
     if verdicts.guide:
         OUT.print(Text(verdicts.guide, "dim"))
     OUT.print(Text(f"\n{opening.headline}", "bold"), soft_wrap=True)
+    for sentence in answer:
+        OUT.print(Text(sentence))
     for remedy in opening.remedies:
         OUT.print(Text(f"{remedy.text} {remedy.command}".rstrip(": ")), soft_wrap=True)
+
+
+def print_tables(tables: Iterable[TableSection]) -> None:
+    """Print the columns that a terminal has room for, intervals below means where it is narrow."""
+    for section in tables:
+        OUT.print(Text(f"\n{section.guide}" if section.guide else "", "dim"))
+        table = terminal_table(section, " ")
+        if OUT.measure(table, options=OUT.options.update(width=1000)).maximum > OUT.width:
+            table = terminal_table(section, "\n")
+        OUT.print(table)
+        for name, text in section.notes:
+            OUT.print(Text(f"{name} {text}", "dim"))
+
+
+def terminal_table(section: TableSection, between: str) -> Table:
+    """A table with ``between`` means and their intervals, and in headings."""
+    table = new_table()
+    shown = [place for place, column in enumerate(section.columns) if column.short is not None]
+    for place in shown:
+        column = section.columns[place]
+        name = (column.short or column.name).replace(" at ", f"{between}at ")
+        style = "bold" if section.rows and section.rows[0][place].kind == "name" else ""
+        wraps = bool(style) or (column.text and column.name != "#")
+        justify: Literal["left", "right"] = "left" if wraps else "right"
+        table.add_column(name, justify=justify, style=style, no_wrap=not wraps, overflow="fold")
+    for row in section.rows:
+        cells = (row[place] for place in shown)
+        table.add_row(
+            *(
+                cell.text
+                if cell.kind or not cell.small
+                else f"{cell.text}{between}{cell.small.replace(' to ', f'{between}to ')}"
+                for cell in cells
+            )
+        )
+    return table
 
 
 def command_line() -> str:

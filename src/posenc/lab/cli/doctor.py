@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from posenc.arguments import Interval, check
 from posenc.lab.cli.console import (
     OUT,
     command_line,
-    new_table,
     print_json,
     print_line,
-    print_opening,
     print_report,
+    print_study,
+    print_tables,
 )
 from posenc.lab.cli.options import Json
 
 if TYPE_CHECKING:
-    from posenc.lab.doctor.words import Engines
     from posenc.lab.evaluation.extend import Extended
-    from posenc.transformers.doctor.diagnosis import Diagnosis
-    from posenc.transformers.doctor.facts import LayerReading
     from posenc.transformers.engines import Checked
 
 
@@ -76,7 +70,7 @@ def doctor(
     """
     domain = Annotated[float, Interval(0, remedy="0 measures nothing.")]
     seconds = check("--seconds", domain, seconds)
-    from posenc.lab.doctor.report import opening, write_diagnosis
+    from posenc.lab.doctor.report import lines_to_write, opening, tables, write_diagnosis
     from posenc.lab.doctor.words import Engines
     from posenc.lab.folders import output_folder, require_unused
     from posenc.transformers.doctor.diagnosis import check_source, diagnose
@@ -96,55 +90,17 @@ def doctor(
         loaded = {"live": [asdict(one) for one in checked]} if live else {}
         print_json(opened.to_json() | diagnosis.to_json() | engine_values | loaded)
         return
-    _print(diagnosis)
-    if engines is not None:
-        _print_engines(engines, diagnosis.reading)
+    print_line(f"{diagnosis.model_type or 'unknown'} model", style="bold")
+    print_tables(tables(diagnosis, engines))
+    for title, lines in lines_to_write(diagnosis, engines).items():
+        print_line(f"\n{title}")
+        for line in lines.splitlines():
+            print_line(line, indent=2)
     if live:
         _print_checked(checked)
-    print_opening(opened)
+    print_study(opened)
     if out is not None:
         print_report(out / "index.html")
-
-
-def _print(diagnosis: Diagnosis) -> None:
-    from posenc.lab.doctor.report import cost_rows, length_sentences, setting_sentences
-    from posenc.lab.doctor.words import descriptions, titles
-    from posenc.transformers.doctor.advice import config_lines
-
-    reading = diagnosis.reading
-    by = "read by running its code" if reading.by == "run" else "not run, read from its config"
-    print_line(f"{diagnosis.model_type or 'unknown'} model, {by}", style="bold")
-    if reading.reason:
-        print_line(f"{reading.reason.rstrip('.')}.", indent=2, style="yellow")
-    for title, lines in zip(titles(reading), descriptions(reading), strict=True):
-        print_line(title, indent=2)
-        for line in lines:
-            print_line(line, indent=4)
-    for table in reading.tables:
-        print_line(f"{table.module}: a table of {table.rows:,} positions", indent=2)
-    OUT.print()
-    for text in length_sentences(diagnosis):
-        print_line(text)
-    lines = config_lines(diagnosis.advice)
-    if lines:
-        print_line("in config.json, for transformers:", indent=2)
-        for line in lines:
-            print_line(line, indent=2)
-    OUT.print()
-    for problem, change in setting_sentences(diagnosis):
-        print_line(problem, style="yellow" if change else "")
-        if change:
-            print_line(change, indent=2)
-    OUT.print()
-    if diagnosis.costs:
-        costs = new_table("tokens", "transformers", "", "with posenc", "")
-        for row in cost_rows(diagnosis):
-            costs.add_row(*row)
-        print_line("One layer, forward, one row, this machine (≈ computed from shorter inputs):")
-        OUT.print(costs)
-        print_line(f"posenc's CPU kernels: {diagnosis.kernels}.")
-        OUT.print()
-    print_line(diagnosis.acceleration)
 
 
 def _print_checked(checked: tuple[Checked, ...]) -> None:
@@ -182,35 +138,6 @@ def _require_engine(engine: str | None) -> None:
 
     if engine not in (None, ALL):
         engine_named(engine, also=(ALL,))
-
-
-def _print_engines(engines: Engines, reading: LayerReading) -> None:
-    """The rotations of a config in engines, and the lines that are right in all."""
-    from posenc.lab.reporting.numbers import sentence
-
-    OUT.print()
-    if engines.served:
-        print_line(
-            f"By the rules of the engines, as read in {engines.served[0].read}:", style="bold"
-        )
-        OUT.print(Padding(engine_table(engines), (0, 0, 0, 2)))
-    for text in engines.sentences(reading):
-        print_line(text)
-    if engines.remedy is not None:
-        print_line(sentence("right_in", remedy=engines.remedy))
-        for line in json.dumps(engines.remedy.changes, indent=2).splitlines()[1:-1]:
-            print_line(line, indent=2)
-        if engines.remedy.left:
-            print_line(sentence("still_left", remedy=engines.remedy))
-
-
-def engine_table(engines: Engines) -> Table:
-    """A row for each rotation; names are wrapped where the terminal is narrow."""
-    columns, rows = engines.table()
-    table = new_table(*columns, wrapped=(columns[0], columns[-1]))
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def print_serving(extended: Extended) -> None:

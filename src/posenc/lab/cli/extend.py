@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.progress import BarColumn, TimeElapsedColumn
-from rich.text import Text
 
 from posenc.lab.cli.console import (
     OUT,
@@ -17,22 +16,18 @@ from posenc.lab.cli.console import (
     Display,
     PlainTextColumn,
     command_line,
-    new_table,
     print_json,
-    print_opening,
     print_report,
+    print_study,
 )
 from posenc.lab.cli.doctor import engine_json, print_serving
 from posenc.lab.cli.options import METHODS, PLACE, FromFile, Json, Quiet, with_settings
 from posenc.lab.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
 from posenc.lab.stores import local_folder, working_folder
 
-MOST_LENGTHS = 5
-"""Lengths that a table on a terminal has room for."""
-
 if TYPE_CHECKING:
     from posenc.lab.evaluation.extend import Extended
-    from posenc.lab.evaluation.results import Study, StudyMetric
+    from posenc.lab.evaluation.results import Study
 
 
 @with_settings(ExtensionSettings, methods=METHODS)
@@ -255,86 +250,17 @@ def evaluate(
 
 
 def _print_study(study: Study) -> None:
-    """The verdict and a table, the best at the longest context first."""
-    from posenc.lab.evaluation.choosing import opening, short_cost, worse_by
-    from posenc.lab.evaluation.summary import answer, findings
+    from posenc.lab.evaluation.report import tables
+    from posenc.lab.evaluation.summary import answer, opening
 
-    OUT.print()
-    for sentence in answer(study):
-        OUT.print(Text(sentence))
-    for title, sentences in findings(study):
-        OUT.print(Text(f"\n{title}", "dim"))
-        for sentence in sentences:
-            OUT.print(Text(sentence))
-    for tuned in reversed(study.whens):
-        table = new_table()
-        table.add_column("method", style="bold", no_wrap=True)
-        for metric in study.metrics:
-            for length in _shown(study, metric):
-                deciding = metric == study.deciding
-                name = f"at {study.called(length)}" if deciding else metric.name
-                table.add_column(name, justify="right")
-        ranked = study.ranked(tuned=tuned)
-        costs = [short_cost(study, reading, tuned=tuned) for _, reading in ranked]
-        has_costs = any(cost is not None for cost in costs)
-        if has_costs:
-            table.add_column("short texts", justify="right")
-        table.add_column(f"{study.counted}/s", justify="right")
-        for (method, reading), cost in zip(ranked, costs, strict=True):
-            values = [
-                metric.shown(reading.of(metric)[length])
-                for metric in study.metrics
-                for length in _shown(study, metric)
-            ]
-            values += [worse_by(study, cost)] if has_costs else []
-            table.add_row(method.key, *values, reading.speed)
-        when = ", after fine-tuning" if tuned else ", without training" if study.tuned else ""
-        title = f"\n{study.deciding.name.capitalize()}, {study.deciding.axis}{when}"
-        if len(study.metrics) > 1:
-            title += f"; the others at {study.called(study.goal)}"
-        OUT.print(Text(title, "dim"))
-        OUT.print(table)
-    _print_answers(study)
-    for method in study.findings:
-        if method.refusal:
-            OUT.print(Text(f"{method.key} does not go: {method.refusal}.", "dim"))
-    print_opening(opening(study))
-
-
-def _print_answers(study: Study) -> None:
-    """The share of right answers by task and length, of a model measured as it is."""
-    tasks = study.answers
-    if not tasks:
-        return
-    table = new_table()
-    table.add_column("task", style="bold", no_wrap=True)
-    for length in study.asked_at:
-        table.add_column(f"at {study.called(length)}", justify="right")
-    for name, shares in tasks.items():
-        cells = [f"{shares[n]:.0%}" if n in shares else "" for n in study.asked_at]
-        table.add_row(name, *cells)
-    OUT.print(Text("\nQuestions answered right", "dim"))
-    OUT.print(table)
+    print_study(opening(study), reversed(tables(study)), answer(study))
 
 
 def _study_json(study: Study) -> dict[str, Any]:
     """The numbers of a study, with its findings in words."""
-    from posenc.lab.evaluation.choosing import opening
-    from posenc.lab.evaluation.summary import answer
+    from posenc.lab.evaluation.summary import answer, opening
 
     return opening(study).to_json() | {"answer": answer(study)} | study.to_json()
-
-
-def _shown(study: Study, metric: StudyMetric) -> tuple[int, ...]:
-    """Lengths in the table: the last; of the deciding metric those that count."""
-    if metric != study.deciding:
-        return study.lengths[-1:]
-    if len(study.lengths) <= MOST_LENGTHS:
-        return study.lengths
-    found = study.effective
-    ends = () if found is None else (found.reference, found.length, found.end)
-    counting = {study.lengths[0], study.length // 2, study.length, study.goal, *ends}
-    return tuple(length for length in study.lengths if length in counting)
 
 
 class StudyDisplay(Display):

@@ -9,29 +9,22 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from posenc.lab.doctor.words import Engines, descriptions, short_titles, titles
+from posenc.lab.doctor.words import Engines, descriptions, difference_of, short_titles, titles
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
 from posenc.lab.reporting.measurements import MeasuredValue
-from posenc.lab.reporting.numbers import Estimate, sentence, size_in_words, time_in_words
+from posenc.lab.reporting.numbers import Estimate, counted, listed, size_in_words, time_in_words
 from posenc.lab.reporting.opening import (
     Opening,
     Remedy,
     Verdict,
     Verdicts,
+    defined,
     fitting,
     meanings,
     shortened,
 )
-from posenc.lab.reporting.page import (
-    Cell,
-    Column,
-    Page,
-    TableSection,
-    Term,
-    TextSection,
-    write_files,
-)
+from posenc.lab.reporting.page import Cell, Column, Page, TableSection, TextSection, write_files
 from posenc.transformers.checkpoints import Fields
 from posenc.transformers.doctor.advice import FACTOR, REFUSED, Advice, config_lines
 from posenc.transformers.doctor.costs import LayerCost
@@ -48,6 +41,9 @@ COSTS = {"transformers": "baseline", "with posenc": "candidate"}
 """Lines of the charts of costs, and their roles."""
 
 COST_COLUMNS = ("tokens", "transformers", "memory", "with posenc", "memory")
+IN_WORDS = ("what was found", "pairs that differ")
+"""Columns of text."""
+
 COST_GUIDE = "One layer, forward, one row, this machine (≈ computed from shorter inputs)."
 
 NOT_ASKED = Engines((), None)
@@ -55,6 +51,18 @@ NOT_ASKED = Engines((), None)
 
 Line = tuple[str, Sequence[float]]
 """A name, and frequencies in radians a token."""
+
+
+LIMITED = {
+    "holds": "positions are defined there, and nothing says that they were not trained",
+    "degrades": "positions are defined, but such distances were never trained",
+    "breaks": "there is no position for a further token",
+    "unknown": "could not be read from the model's code or config",
+    "same": "rotates as transformers does",
+    "differs": "rotates otherwise than transformers",
+    "refuses": "does not start with this config",
+}
+"""Definitions of the words."""
 
 
 def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) -> Opening:
@@ -69,31 +77,28 @@ def opening(diagnosis: Diagnosis, folder: Path, engines: Engines | None = None) 
     columns: tuple[str, ...] = ("at any length",)
     if limits:
         columns = (f"to {limits[0].tokens:,} tokens", "beyond")
-    differences = {one.engine: one for one in asked.served}
+    differences = {one.engine: difference_of(one) for one in asked.served}
     # without a limit the word on any length is that on longer texts
     rows = [Verdict(name=name, words=words[-len(columns) :]) for name, words in spans.items()]
-    judged = {word for row in rows for word in row.words}
+    judged = [word for row in rows for word in row.words]
     rows += [
         Verdict(
             name=name,
             words=words[: len(columns)],
-            why=sentence("engine_differs", served=differences[name]) if words[0] != "same" else "",
+            why=f"{name} {differences[name]}." if words[0] != "same" else "",
             reference=True,
         )
         for name, words in engine_words.items()
     ]
+    ends = [word for word in ("holds", "degrades", "breaks", "unknown") if word in judged]
     return Opening(
         headline=_headline(diagnosis, folder, asked, [*chain(*spans.values())]),
         verdicts=Verdicts(
             title="Verdicts by layer" + (" and engine" if engine_words else ""),
             columns=columns,
             rows=tuple(rows),
-            guide=sentence("span_words", limited=bool(limits), words=judged)
-            if judged
-            else sentence("no_layers"),
-            meanings=meanings(
-                (word for row in rows for word in row.words), lambda word: sentence(f"span_{word}")
-            ),
+            guide=defined(LIMITED, *ends) if ends else f"{NO_LAYERS}.",
+            meanings=meanings((word for row in rows for word in row.words), LIMITED),
         ),
         remedies=tuple(_remedies(diagnosis.advice, asked)),
     )
@@ -109,46 +114,84 @@ def _span(facts: AttentionFacts, *, limited: bool) -> tuple[str, str]:
 
 
 def _headline(diagnosis: Diagnosis, folder: Path, engines: Engines, words: Sequence[str]) -> str:
-    name = shortened(folder.resolve().name, NAME)
+    name, method = shortened(folder.resolve().name, NAME), diagnosis.advice.method
     if diagnosis.advice.why == REFUSED:
-        return sentence("take_refused", name=name)
+        return f"Correct the config of {name}: transformers refuses it"
     if diagnosis.limits:
-        tokens, method = diagnosis.limits[0].tokens, diagnosis.advice.method
-        text = sentence("take_to", name=name, tokens=tokens, method=method)
+        text = f"Up to {diagnosis.limits[0].tokens:,} tokens take {name} as it is"
+        text += f", beyond them {method}" if method else "; beyond, no method is advised"
     elif not words or "unknown" in words:
-        text = sentence("take_unknown", name=name)
+        text = f"How long the texts of {name} may be is not known"
     else:
-        text = sentence("take_any", name=name)
+        text = f"Take {name} as it is: nothing in it limits the length"
     count = sum(not one.unread for one in diagnosis.findings)
-    unlike = engines.unlike
-    mend = sentence("mend_first", count=count) if count else ""
-    endings = [sentence(form, names=unlike) for form in ("unlike", "unlike_count") if unlike]
+    mend = f"; mend {counted(count, 'setting')} first" if count else ""
+    unlike, endings = engines.unlike, []
+    if unlike:
+        differ = "differ" if len(unlike) > 1 else "differs"
+        endings = [f"; {who} {differ}" for who in (listed(unlike), counted(len(unlike), "engine"))]
     return fitting(text + end for end in (*(mend + end for end in endings), mend, *endings, ""))
 
 
 def _remedies(advice: Advice, engines: Engines) -> Iterator[Remedy]:
     if engines.remedy is not None:
-        yield Remedy(text=sentence("to_serve", names=engines.unlike, left=engines.remedy.left))
+        rotate = "rotate" if len(engines.unlike) > 1 else "rotates"
+        where = "more engines" if engines.remedy.left else "all engines"
+        text = f"{listed(engines.unlike)} {rotate} otherwise: write the lines right in {where}"
+        yield Remedy(text=f"{text}, below.")
     if advice.command:
         served = f" --for {engines.alone}" if engines.alone else ""
-        command = advice.command + served * bool(advice.config)
-        yield Remedy(text=sentence("to_extend", advice=advice), command=command)
+        text = f"To extend it by {advice.method} and measure what that gains:"
+        yield Remedy(text=text, command=advice.command + served * bool(advice.config))
     elif advice.config:
-        yield Remedy(text=sentence("to_write", advice=advice))
+        text = f"For longer texts, write the lines of {advice.method} below into config.json."
+        yield Remedy(text=text)
 
 
-def length_sentences(diagnosis: Diagnosis) -> list[str]:
-    """The limits, and the advice for longer texts."""
-    limits = [sentence("limit", limit=limit) for limit in diagnosis.limits]
-    return [*limits, sentence("advice", advice=diagnosis.advice)]
+NO_LAYERS = "The config does not tell its layers, so that none is judged"
 
 
-def setting_sentences(diagnosis: Diagnosis) -> list[tuple[str, str]]:
-    """Settings without effect, and what to write instead of each."""
-    return [
-        (sentence("setting_problem", finding=one), sentence("setting_change", finding=one))
-        for one in diagnosis.findings
-    ] or [(sentence("no_problem"), "")]
+def facts_table(diagnosis: Diagnosis, engines: Engines | None) -> TableSection:
+    """Table of facts: the reading, layers, limits, advice, settings without effect, engines."""
+    reading, advice, asked = diagnosis.reading, diagnosis.advice, engines or NOT_ASKED
+    how = "by running its code, without weights" if reading.by == "run" else "from its config"
+    rows = [("read", ": ".join(filter(None, (how, reading.reason.rstrip(".")))))]
+    rows += zip(titles(reading), map("; ".join, descriptions(reading)), strict=True)
+    rows += [] if reading.layers else [("layers", NO_LAYERS)]
+    rows += [(table.module, f"a table of {table.rows:,} positions") for table in reading.tables]
+    rows += [
+        (f"{one.beyond} beyond", f"{one.tokens:,} tokens: {one.why}") for one in diagnosis.limits
+    ]
+    rows.append(("advice", f"{advice.method or 'no extension'}, {advice.why}"))
+    findings = diagnosis.findings
+    rows += [(one.field, f"{one.problem}. Write {one.change}.") for one in findings]
+    rows += [] if findings else [("settings", "none without effect was found")]
+    if engines is not None:
+        rows += [(f"engines: {name}", text) for name, text in asked.facts(reading)]
+    rows.append(("acceleration", diagnosis.acceleration))
+    rows += [("CPU kernels", diagnosis.kernels)] if diagnosis.costs else []
+    return _table("facts", "Facts", "", ("fact", "what was found"), rows)
+
+
+def tables(diagnosis: Diagnosis, engines: Engines | None) -> Iterator[TableSection]:
+    """Facts, the rotations in engines, and costs."""
+    yield facts_table(diagnosis, engines)
+    if engines is not None and engines.served:
+        guide = f"By the rules of the engines, as read in {engines.served[0].read}; longest texts "
+        guide += "are those that they take unless told otherwise."
+        yield _table("engines", "Engines", guide, *engines.table())
+    if diagnosis.costs:
+        yield _table("costs", "Costs of a layer", COST_GUIDE, COST_COLUMNS, _costs(diagnosis))
+
+
+def lines_to_write(diagnosis: Diagnosis, engines: Engines | None) -> dict[str, str]:
+    """Lines of config.json by what they are for: longer texts, and other engines."""
+    lines = {f"{diagnosis.advice.method}, for transformers": config_lines(diagnosis.advice)}
+    remedy = engines and engines.remedy
+    if remedy:
+        right = f"right in {'more engines' if remedy.left else 'all'}"
+        lines[right] = json.dumps(remedy.changes, indent=2)[2:-2].split("\n")
+    return {f"In config.json: {name}": "\n".join(text) for name, text in lines.items() if text}
 
 
 def write_diagnosis(
@@ -207,51 +250,18 @@ def diagnosis_page(
         opening=opened,
         charts=[*shown, *_cost_charts(drawing, diagnosis.costs, first=not shown)],
         looks=styles,
-        sections=list(_sections(diagnosis, engines)),
+        sections=[
+            *tables(diagnosis, engines),
+            *(
+                TextSection(key=f"lines-{place}", title=name, code=code)
+                for place, (name, code) in enumerate(lines_to_write(diagnosis, engines).items())
+            ),
+        ],
         values=tuple(_values(diagnosis, folder.name)),
         command=command,
-        settings={
-            "model": diagnosis.model_type,
-            "kernels of posenc": diagnosis.kernels,
-            "acceleration": diagnosis.acceleration,
-        },
+        settings={"model": diagnosis.model_type, "kernels of posenc": diagnosis.kernels},
         note="Beside this page: every chart as PNG and SVG, doctor.json, measurements.csv.",
     )
-
-
-def _sections(
-    diagnosis: Diagnosis, engines: Engines | None
-) -> Iterator[TableSection | TextSection]:
-    """Limits, settings, layers, engines, costs, and how the model was read."""
-    reading = diagnosis.reading
-    yield TextSection(
-        key="lengths",
-        title="Longer texts",
-        lists=(("", length_sentences(diagnosis)),),
-        code="\n".join(config_lines(diagnosis.advice)),
-    )
-    yield TextSection(
-        key="settings",
-        title="Settings",
-        lists=(("", [" ".join(pair).strip() for pair in setting_sentences(diagnosis)]),),
-    )
-    named = zip(short_titles(reading), titles(reading), descriptions(reading), strict=True)
-    yield TextSection(
-        key="layers",
-        title="What the layers do",
-        paragraphs=() if reading.layers else (sentence("no_layers"),),
-        terms=tuple(
-            Term(name=name, note="" if name == title else title, text=tuple(lines))
-            for name, title, lines in named
-        ),
-    )
-    if engines is not None:
-        yield from _engine_sections(engines, diagnosis)
-    if diagnosis.costs:
-        rows = cost_rows(diagnosis)
-        yield _table("costs", "Costs of a layer", COST_GUIDE, COST_COLUMNS, rows)
-    how = sentence("how_read", reading=reading)
-    yield TextSection(key="method", title="How this was read", paragraphs=(how,))
 
 
 def _lines(diagnosis: Diagnosis, folder: Path) -> Iterator[Line]:
@@ -342,24 +352,7 @@ def _cost_charts(drawing: Drawing, costs: Sequence[LayerCost], *, first: bool) -
             yield drawing.lines(key, title, COST_GUIDE, points, axes, first=large)
 
 
-def _engine_sections(
-    engines: Engines, diagnosis: Diagnosis
-) -> Iterator[TableSection | TextSection]:
-    if engines.served:
-        guide = f"By the rules of the engines, as read in {engines.served[0].read}."
-        yield _table("engines", "Engines", guide, *engines.table())
-    remedy = engines.remedy
-    sentences = list(engines.sentences(diagnosis.reading))
-    if remedy is not None:
-        sentences += [sentence("right_in", remedy=remedy)]
-    code = "" if remedy is None else json.dumps(remedy.changes, indent=2)[2:-2]
-    left = (sentence("still_left", remedy=remedy),) if remedy is not None and remedy.left else ()
-    yield TextSection(
-        key="serving", title="What the engines do", lists=(("", [*sentences, *left]),), code=code
-    )
-
-
-def cost_rows(diagnosis: Diagnosis) -> list[tuple[str, ...]]:
+def _costs(diagnosis: Diagnosis) -> list[tuple[str, ...]]:
     """Length, time and memory in transformers, and both with posenc, in words."""
     return [
         (
@@ -381,7 +374,10 @@ def _table(
         key=key,
         title=title,
         guide=guide,
-        columns=tuple(Column(name=name, text=not place) for place, name in enumerate(columns)),
+        columns=tuple(
+            Column(name=name, text=not place or name in IN_WORDS)
+            for place, name in enumerate(columns)
+        ),
         rows=tuple(
             (Cell(text=name, kind="name"), *(Cell(text=text) for text in texts))
             for name, *texts in rows

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from posenc.lab.reporting.numbers import counted, sentence
+from posenc.lab.reporting.numbers import counted
 from posenc.transformers.checkpoints import Fields
 from posenc.transformers.doctor.advice import REFUSED
 from posenc.transformers.doctor.config_values import ROTATION, readable
@@ -253,26 +253,21 @@ class Engines:
             for one in self.served[1:]
         }
 
-    def sentences(self, reading: LayerReading) -> Iterator[str]:
-        """Sentences on how the engines rotate, beside transformers and the layers as they ran."""
+    def facts(self, reading: LayerReading) -> Iterator[tuple[str, str]]:
+        """Names of engines, each with its difference from transformers or why none is known."""
         if not self.served:
-            yield sentence("engines_not_compared", why=self.why_none)
-            return
-        unlike = _unlike_layers(self.served[0], reading)
+            yield ALL, f"not compared, {self.why_none or 'the config states no rotation'}"
+        unlike = _unlike_layers(self.served[0], reading) if self.served else 0
         if unlike:
-            yield sentence("engines_unlike_code", count=unlike)
-        alike = [one.engine for one in self.served[1:] if not one.difference]
-        if alike:
-            yield sentence("engines_alike", names=alike)
-        stated = self.served[0].longest
+            layers = counted(unlike, "layer")
+            yield ALL, f"not compared for {layers}, whose code rotates otherwise than stated"
         for one in self.served[1:]:
             if one.difference:
-                yield sentence("engine_differs", served=one)
-        for one in self.served[1:]:
-            if one.longest is not None and stated is not None and one.longest != stated:
-                yield sentence("engine_shorter", served=one, stated=stated)
+                yield one.engine, difference_of(one)
         if self.unlike and self.remedy is None:
-            yield sentence("engines_beyond_remedy")
+            yield ALL, "no line of config.json makes more of them rotate as transformers does"
+        if self.remedy is not None:
+            yield from ((name, f"still {why}") for name, why in self.remedy.left.items())
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """``ENGINE_COLUMNS`` and a row for each rotation; the last one only if pairs differ."""
@@ -314,6 +309,11 @@ class Engines:
             ],
             "right_in_all": None if self.remedy is None else asdict(self.remedy),
         }
+
+
+def difference_of(served: Served) -> str:
+    """Difference of an engine from transformers, and its effect; "" where there is none."""
+    return ": ".join(filter(None, (served.difference, served.effect)))
 
 
 def _period(rotation: EngineRotation) -> str:

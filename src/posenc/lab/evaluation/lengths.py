@@ -16,8 +16,8 @@ from posenc.arguments import GIB
 from posenc.errors import ArgumentError
 from posenc.lab.evaluation.results import Effective, Rise
 from posenc.lab.experiments.text_loss import rows_a_call
+from posenc.lab.reporting.judge import BREAKS
 from posenc.lab.reporting.numbers import CONFIDENCE, Estimate, estimate
-from posenc.lab.reporting.opening import BREAKS
 from posenc.lab.training.machine import PeakMemory
 
 

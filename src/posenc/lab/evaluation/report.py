@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from posenc.lab.evaluation.candidates import WINDOW
-from posenc.lab.evaluation.choosing import opening, short_cost, when, worse_by
+from posenc.lab.evaluation.candidates import CUT, WINDOW
+from posenc.lab.evaluation.choosing import best, gaps, short_cost, worse_by
 from posenc.lab.evaluation.questions import TASKS
-from posenc.lab.evaluation.results import Findings, Study, StudyMetric, StudyReading
-from posenc.lab.evaluation.summary import answer, findings, setting
+from posenc.lab.evaluation.results import Findings, Study, StudyReading
+from posenc.lab.evaluation.summary import answer, opening, when
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
+from posenc.lab.reporting.judge import Metric
 from posenc.lab.reporting.measurements import MeasuredValue
 from posenc.lab.reporting.numbers import (
     SHARES,
@@ -57,8 +58,7 @@ def study_page(study: Study) -> Page:
     }
     styles = looks(roles)
     drawing = Drawing(list(roles), styles, "method")
-    method = TextSection(key="method", title="How this was measured", paragraphs=(setting(study),))
-    measured = "pixels" if study.unit == "pixel" else "text"
+    reasons = TextSection(key="findings", title="Reasons", lists=(("", answer(study)),))
     return Page(
         facts=(
             f"posenc {'extend' if stretched else 'evaluate'} · {study.checkpoint} · {study.family}",
@@ -69,19 +69,16 @@ def study_page(study: Study) -> Page:
         charts=list(_charts(study, drawing)),
         looks=styles,
         sections=[
-            TextSection(
-                key="findings", title="In words", lists=(("", answer(study)), *findings(study))
-            ),
-            *(_table(study, tuned=tuned) for tuned in study.whens),
-            *([_answers(study)] if study.answers else []),
+            *([reasons] if answer(study) else []),
+            *tables(study),
             *(_maps(study, tuned=tuned) for tuned in study.whens if study.depths),
-            method,
-            *([_claims(study)] if stretched else _rows(study)),
+            _names(study),
         ],
         values=tuple(_values(study)),
         command=study.command,
         settings={
-            "images" if measured == "pixels" else "text": study.text,
+            "parameters": f"{study.parameters:,}",
+            "images" if study.unit == "pixel" else "text": study.text,
             "sha256": study.sha256,
             "seed": f"{study.seed} (one: how much is chance cannot be said)",
             **{f"fine-tuning {name}": value for name, value in study.finetune.items()},
@@ -119,20 +116,20 @@ def _charts(study: Study, drawing: Drawing) -> Iterator[Chart]:
         for metric in study.metrics:
             deciding = metric == study.deciding
             up = Up(
-                title=metric.axis,
-                lower=metric.lower,
-                percent=metric.percent,
-                zero=metric.percent,
-                bounds=SHARES if metric.percent else Bounds(0.0),
+                title=metric.unit,
+                lower=metric.lower_is_better,
+                percent=metric.is_share,
+                zero=metric.is_share,
+                bounds=SHARES if metric.is_share else Bounds(0.0),
                 level=study.trivial if deciding else None,
                 level_name=study.trivial_rule,
             )
-            if metric.title:
+            if metric.label:
                 values = {key: reading.of(metric).items() for key, reading in readings.items()}
                 yield drawing.lines(
                     f"{metric.key}{end}",
-                    f"{metric.title}{ending}",
-                    metric.guide,
+                    f"{metric.label}{ending}",
+                    metric.description,
                     _points(values, metric),
                     (by_length, up),
                     first=deciding and tuned == study.tuned,
@@ -144,11 +141,9 @@ def _charts(study: Study, drawing: Drawing) -> Iterator[Chart]:
                     yield drawing.lines(*chart, along, (by_position, up))
 
 
-def _points(
-    values: Mapping[str, Iterable[tuple[float, float]]], metric: StudyMetric
-) -> list[Point]:
+def _points(values: Mapping[str, Iterable[tuple[float, float]]], metric: Metric) -> list[Point]:
     """Points of a metric, from values by name and place."""
-    form = ".1%" if metric.percent else ".3f"
+    form = ".1%" if metric.is_share else ".3f"
     return [
         Point(key, x, Estimate(value, None, 1), f"{value:{form}}")
         for key, pairs in values.items()
@@ -156,18 +151,45 @@ def _points(
     ]
 
 
+MOST_LENGTHS = 5
+"""Lengths that a table on a terminal has room for."""
+
+
+def tables(study: Study) -> list[TableSection]:
+    """All results, after fine-tuning first, and answers to questions."""
+    results = [_table(study, tuned=tuned) for tuned in study.whens]
+    return [*results, *([_answers(study)] if study.answers else [])]
+
+
+def _on_terminal(study: Study, metric: Metric, length: int) -> str | None:
+    """The head of a column on a terminal: the last length; of the deciding metric those that count.
+
+    Returns:
+        None if it has none there.
+    """
+    if metric != study.deciding:
+        return metric.noun if length == study.goal else None
+    found = study.effective
+    ends = () if found is None else (found.reference, found.length, found.end)
+    counting = {study.lengths[0], study.length // 2, study.length, study.goal, *ends}
+    shown = len(study.lengths) <= MOST_LENGTHS or length in counting
+    return f"at {study.called(length)}" if shown else None
+
+
 def _table(study: Study, *, tuned: bool) -> TableSection:
     """All results, a row a model."""
+    deciding, first_and_last = study.deciding, study.lengths[:: len(study.lengths) - 1 or 1]
     measured = [
         (metric, length)
         for metric in study.metrics
-        for length in (
-            study.lengths[:: len(study.lengths) - 1 or 1] if metric.brief else study.lengths
-        )
+        for length in (first_and_last if metric.brief else study.lengths)
     ]
-
-    readings = study.readings(tuned=tuned).values()
-    has_costs = any(short_cost(study, each, tuned=tuned) is not None for each in readings)
+    ranked = study.ranked(tuned=tuned)
+    costs = {method.key: short_cost(study, each, tuned=tuned) for method, each in ranked}
+    has_costs = any(cost is not None for cost in costs.values())
+    chosen = best(study, tuned=tuned) if tuned == study.tuned and study.factor != 1.0 else None
+    deficits = gaps(study, chosen) if chosen is not None else {}
+    points = 100 if deciding.is_share else 1
 
     def cells(method: Findings, reading: StudyReading) -> Iterator[Cell]:
         written = method.key == study.chosen and tuned == study.tuned
@@ -176,9 +198,11 @@ def _table(study: Study, *, tuned: bool) -> TableSection:
         for metric, length in measured:
             value = reading.of(metric)[length]
             yield Cell(text=metric.shown(value), value=value)
+        if deficits:
+            deficit = deficits.get(method.key)
+            yield Cell.of(deficit and deficit.scaled(points), ".3f" if points == 1 else ".1f")
         if has_costs:
-            cost = short_cost(study, reading, tuned=tuned)
-            yield Cell(text=worse_by(study, cost), value=cost)
+            yield Cell(text=worse_by(study, costs[method.key]), value=costs[method.key])
         memory = reading.peak_memory_bytes
         yield Cell(text=reading.speed, value=reading.per_second)
         yield Cell(text=size_in_words(memory), value=memory)
@@ -194,17 +218,23 @@ def _table(study: Study, *, tuned: bool) -> TableSection:
             *(
                 Column(
                     name=study.called(length),
-                    group=f"{metric.name} at",
-                    note="trained" if length == study.length and metric == study.deciding else "",
+                    group=f"{metric.noun} at",
+                    note="trained" if length == study.length and metric == deciding else "",
+                    short=_on_terminal(study, metric, length),
                 )
                 for metric, length in measured
             ),
+            *(
+                [Column(name="behind", note=f"{chosen}, in pairs of {study.sample}", short=None)]
+                if deficits
+                else []
+            ),
             *([Column(name="short texts", note="against the original")] if has_costs else []),
             Column(name=f"{study.counted}/s"),
-            Column(name="memory"),
-            *([Column(name="tuning")] if tuned else []),
+            Column(name="memory", short=None),
+            *([Column(name="tuning", short=None)] if tuned else []),
         ),
-        rows=tuple(tuple(cells(*pair)) for pair in study.ranked(tuned=tuned)),
+        rows=tuple(tuple(cells(*pair)) for pair in ranked),
         notes=tuple(
             (method.key, f"was not fine-tuned: {method.failed}")
             if tuned
@@ -214,6 +244,10 @@ def _table(study: Study, *, tuned: bool) -> TableSection:
         ),
         marked=study.chosen if tuned == study.tuned else None,
     )
+
+
+ASKED = {"chat": "generated by its chat template", "base": "each token of an answer the likeliest"}
+"""Meaning of a right answer, by the style of the questions."""
 
 
 def _answers(study: Study) -> TableSection:
@@ -226,11 +260,14 @@ def _answers(study: Study) -> TableSection:
     return TableSection(
         key="answers",
         title="Questions answered right, by task",
-        guide="Mean share of right answers. Tasks with hardly any at the trained length are not "
-        "asked at others.",
+        guide=f"Mean share of right answers, {ASKED.get(study.style, '')}. Tasks with hardly any "
+        "at the trained length are not asked at others.",
         columns=(
             Column(name="task", text=True),
-            *(Column(name=study.called(length), group="length") for length in study.asked_at),
+            *(
+                Column(name=name, group="length", short=f"at {name}")
+                for name in map(study.called, study.asked_at)
+            ),
         ),
         rows=tuple(
             (
@@ -248,7 +285,7 @@ def _maps(study: Study, *, tuned: bool) -> MapSection:
     metric = next(metric for metric in study.metrics if metric.key == "needles")
     return MapSection(
         key=f"needles-maps{'-tuned' if tuned else ''}",
-        title=f"{metric.name.capitalize()} by depth and length{when(study, tuned=tuned)}",
+        title=f"{metric.noun.capitalize()} by depth and length{when(study, tuned=tuned)}",
         guide=f"Each cell is the share found of {study.asked}: {study.needles}. Down: where it "
         f"stood, from the beginning to the end. Across: length in {study.unit}s. A guess finds "
         f"{100 * study.chance:.2g}%.",
@@ -265,40 +302,23 @@ def _maps(study: Study, *, tuned: bool) -> MapSection:
     )
 
 
-def _claims(study: Study) -> TextSection:
-    """Claims and advice of the methods."""
+def _names(study: Study) -> TextSection:
+    """Names in tables and charts: claims and advice of methods, and a line on the others."""
+    trained, longer = study.at(study.length), study.goal > study.length
+    others = {
+        study.findings[0].key: f"{study.checkpoint} as it is.",
+        WINDOW: f"The same with attention cut to the last {trained}, as a control.",
+        **({CUT: f"Given {trained} of longer texts."} if longer else {}),
+        **({"interpolate": "Its table is interpolated for larger images."} if longer else {}),
+    }
     terms = []
     for method in study.findings:
-        if method.role == "method" and method.claims:
-            served = f"in transformers: {method.served}" if method.served else "in posenc alone"
-            claims = [
-                f"{claim.summary} {claim.expect} Training: {claim.training}. "
-                f"Extra cost: {claim.cost}. "
-                + (
-                    "Token by token differs from one pass. "
-                    * (study.causal and not claim.decodes_as_whole)
-                )
-                + (f"{claim.cite}." if claim.cite else "")
-                for claim in method.claims
-            ]
-            terms.append(Term(name=method.key, note=served, text=(*claims, *method.advice)))
-    baselines = [method for method in study.findings[::-1] if method.role == "baseline"]
-    terms += [Term(name=m.key, note="baseline", text=m.advice) for m in baselines]
-    return TextSection(
-        key="methods", title="What the methods say of themselves", terms=tuple(terms)
-    )
-
-
-def _rows(study: Study) -> list[TextSection]:
-    """The model measured as it is, and the control beside it; empty without one."""
-    if study.of(WINDOW) is None:
-        return []
-    cut = f"The same with attention cut to the last {study.at(study.length)}, as a control."
-    terms = (
-        Term(name=study.findings[0].key, text=(f"{study.checkpoint} as it is.",)),
-        Term(name=WINDOW, text=(cut,)),
-    )
-    return [TextSection(key="rows", title="What the names mean", terms=terms)]
+        claims = [f"{one.summary} {one.expect} {one.cite}".strip() for one in method.claims]
+        text = (*claims, *method.advice) or (others.get(method.key, ""),)
+        served = f"in transformers: {method.served}" if method.served else "in posenc alone"
+        note = served if method.claims else ""
+        terms.append(Term(name=method.key, note=note, text=text))
+    return TextSection(key="rows", title="What the names mean", terms=tuple(terms))
 
 
 def _values(study: Study) -> Iterator[MeasuredValue]:
@@ -315,7 +335,7 @@ def _values_of(
     """The numbers of a model; ``facts`` are fields of all their rows."""
     goal = study.goal
     for metric in study.metrics:
-        bounds = SHARES if metric.percent else UNBOUNDED
+        bounds = SHARES if metric.is_share else UNBOUNDED
         pieces = reading.pieces.get(metric.key, {})
         for length, value in reading.of(metric).items():
             over = estimate(pieces.get(length, (value,)), bounds)

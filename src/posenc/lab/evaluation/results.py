@@ -4,60 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from posenc.errors import CheckpointError
 from posenc.lab.codec import to_plain
-from posenc.lab.reporting.numbers import Bounds, Estimate
+from posenc.lab.reporting.judge import Metric, Values
 
 TIMED = 0.2
 """Largest ``time_error`` of times that are compared."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyMetric:
-    """A quantity measured at every length, with its wording.
-
-    Args:
-        key: its field in ``StudyReading``.
-        name: in tables and sentences.
-        axis: label of the chart's axis, with the unit.
-        title, guide: of its chart; no chart without a title.
-        does: a clause around the value ``{}``: "it finds {} of the needles".
-        worse: a clause around a difference ``{}``: "costs {} bits more".
-        lower: lower values are better.
-        percent: values are shares, shown in per cent.
-        brief: tables show the first and the last length only.
-    """
-
-    key: str
-    name: str
-    axis: str
-    does: str
-    worse: str = ""
-    title: str = ""
-    guide: str = ""
-    lower: bool = False
-    percent: bool = True
-    brief: bool = False
-
-    def shown(self, value: float) -> str:
-        """The value in tables."""
-        return f"{value:.0%}" if self.percent else f"{value:.3f}"
-
-    def clause(self, value: float) -> str:
-        """The value in a sentence."""
-        return self.does.format(self.shown(value))
-
-    def difference(self, deficit: Estimate) -> str:
-        """The deficit of a worse model in a sentence, with its interval."""
-        if not self.percent:
-            return self.worse.format(deficit.shown(".3f"))
-        return self.worse.format(
-            replace(deficit, bounds=Bounds(-1.0, 1.0)).scaled(100).shown(".1f")
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +76,11 @@ class StudyReading:
         return [*deciding.values()][-1]
 
     @property
+    def values(self) -> Values:
+        """``windows`` by the number of the piece."""
+        return dict(enumerate(self.windows))
+
+    @property
     def timed(self) -> bool:
         """True if the time is precise enough to be compared."""
         return self.time_error <= TIMED
@@ -134,7 +95,7 @@ class StudyReading:
         shares = self.needles.get(length, (0.0,))
         return sum(shares) / len(shares)
 
-    def of(self, metric: StudyMetric) -> Mapping[int, float]:
+    def of(self, metric: Metric) -> Mapping[int, float]:
         """Values of a metric by length."""
         if metric.key == "needles":
             return {length: self.found(length) for length in self.needles}
@@ -283,7 +244,7 @@ class Study:
     length: int
     factor: float
     lengths: tuple[int, ...]
-    metrics: tuple[StudyMetric, ...]
+    metrics: tuple[Metric, ...]
     unit: str
     guide: str
     text: str
@@ -328,7 +289,7 @@ class Study:
         return self.length if self.length in self.lengths else self.lengths[0]
 
     @property
-    def deciding(self) -> StudyMetric:
+    def deciding(self) -> Metric:
         """The metric that ranks methods."""
         return self.metrics[0]
 
@@ -373,8 +334,8 @@ class Study:
         """All measured models, the best at the goal first."""
         readings = [(method, method.reading(tuned)) for method in self.findings]
         measured = [(method, reading) for method, reading in readings if reading is not None]
-        sign = 1 if self.deciding.lower else -1
-        return sorted(measured, key=lambda pair: sign * pair[1].of(self.deciding)[self.goal])
+        metric = self.deciding
+        return sorted(measured, key=lambda pair: metric.sign * pair[1].of(metric)[self.goal])
 
     def readings(self, *, tuned: bool = False) -> dict[str, StudyReading]:
         """Readings by method, in the order of ``ranked``."""
@@ -390,5 +351,18 @@ class Study:
         return f"{self.called(length)} {self.unit}s{side}"
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as plain JSON values."""
-        return to_plain(self)
+        """All fields as plain JSON values; of metrics what is shown of them."""
+        metrics = [
+            {
+                "key": metric.key,
+                "name": metric.noun,
+                "axis": metric.unit,
+                "title": metric.label,
+                "guide": metric.description,
+                "lower": metric.lower_is_better,
+                "percent": metric.is_share,
+                "brief": metric.brief,
+            }
+            for metric in self.metrics
+        ]
+        return to_plain(self) | {"metrics": metrics}

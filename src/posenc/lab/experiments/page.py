@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from posenc.lab.experiments.results import Comparison, Metric
+from posenc.lab.experiments.results import Comparison
 from posenc.lab.experiments.summary import Summary
-from posenc.lab.experiments.verdicts import Row, bounds_of, longest_measured, reason
+from posenc.lab.experiments.verdicts import Row, longest_measured, reason
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Look, Point, Up, looks
+from posenc.lab.reporting.judge import Metric, held
 from posenc.lab.reporting.measurements import MeasuredValue
 from posenc.lab.reporting.numbers import (
     UNBOUNDED,
@@ -20,30 +21,28 @@ from posenc.lab.reporting.numbers import (
     sentence,
     size_in_words,
 )
-from posenc.lab.reporting.opening import (
-    BREAKS,
-    HOLDS,
-    SEVERITY,
-    Opening,
-    Verdict,
-    Verdicts,
-    meanings,
-)
+from posenc.lab.reporting.opening import Opening, Verdict, Verdicts, defined, length_words, meanings
 from posenc.lab.reporting.page import Cell, Column, Page, TableSection, Term, TextSection
+
+HOW = (
+    "One model an encoding and seed, with the same budget of steps. A seed fixes the data's order "
+    "and all initial weights but the encoding's own, so that two encodings are compared seed by "
+    "seed, and what they have in common cancels. Intervals are Student's t over seeds at 95 %. The "
+    "verdict of the table is the worst of those on each metric, and unsure where nothing is found "
+    "even at the training length."
+)
 
 
 def comparison_page(comparison: Comparison, summary: Summary) -> Page:
     """The page with its charts."""
-    provenance, recall = comparison.provenance, comparison.metric("recall")
-    corpus, metric = provenance.corpus, comparison.headline
-    lists = [("", summary.answer)]
-    if comparison.expectation:
-        lists.append(("Expected from the literature", (comparison.expectation,)))
-    judged = sentence("how_judged", noun=metric.noun, recall=recall) if recall else None
+    provenance = comparison.provenance
+    expected = ("Expected from the literature", (comparison.expectation,))
+    lists = [("", summary.answer), *([expected] if comparison.expectation else [])]
+    reasons = TextSection(key="findings", title="Reasons", lists=tuple(lists))
     method = TextSection(
         key="method",
         title="How this was measured",
-        paragraphs=(sentence("how_compared"), *([judged] if judged else [])),
+        paragraphs=(HOW,),
         terms=(
             *(Term(name=m.label, note=m.unit, text=(m.description,)) for m in comparison.metrics),
             *(
@@ -59,15 +58,15 @@ def comparison_page(comparison: Comparison, summary: Summary) -> Page:
         charts=draw_charts(comparison, summary),
         looks=_subject_looks(comparison),
         sections=(
-            _table(comparison, summary),
-            TextSection(key="findings", title="In words", lists=tuple(lists)),
+            results_table(comparison, summary),
+            *([reasons] if summary.answer or comparison.expectation else []),
             method,
         ),
         values=tuple(_values(comparison)),
         command=provenance.command,
         settings={
             "corpus": _corpus(comparison),
-            "sha256": corpus.sha256,
+            "sha256": provenance.corpus.sha256,
             "seeds": provenance.seeds,
             "device": f"{provenance.device}, {counted(provenance.threads, 'thread')} a process",
             "versions": " · ".join(f"{n} {value}" for n, value in provenance.versions.items()),
@@ -95,7 +94,7 @@ def _values(comparison: Comparison) -> Iterator[MeasuredValue]:
     along = {key for _, key, x in seeds if x not in lengths}  # positions, or steps of training
     for (subject, key, x), values in seeds.items():
         metric = comparison.metric(key)
-        over = estimate(values, UNBOUNDED if metric is None else bounds_of(metric))
+        over = estimate(values, UNBOUNDED if metric is None else metric.bounds())
         assert over is not None  # each has a value
         model, _, method = subject.partition("|")
         facts: dict[str, Any] = {"model": model, "method": method, "metric": key}
@@ -116,14 +115,17 @@ def opening(comparison: Comparison, summary: Summary) -> Opening:
         )
         for row in summary.rows
     ]
-    shares = {"holds": HOLDS, "breaks": BREAKS, "than": f"at {comparison.train_length}"}
-    facts: dict[str, dict[str, object]] = dict.fromkeys(SEVERITY, shares)
-    facts |= {"overfitted": {"metric": metric}}
-    facts |= {
-        "unlearned": {
-            "metrics": [m for m in (metric, recall) if m and (m.learned, m.trivial) != (None, None)]
-        }
-    }
+    several = len(comparison.test_lengths) > 1
+    definitions = length_words(f"at {comparison.train_length}")
+    definitions["unlearned"] = "; ".join(
+        sentence("means_unlearned", metric=each)
+        for each in (metric, recall)
+        if each and (each.learned, each.trivial) != (None, None)
+    )
+    if metric.overfit is not None:
+        net = f", net of what {metric.rule} does," if metric.rule else ""
+        more = f"more than {metric.overfit} {metric.unit} better{net}"
+        definitions["overfitted"] = f"{more} on data it was trained on"
     words = (word for row in summary.rows for word in (row.predicts, row.finds or "", row.verdict))
     return Opening(
         headline=summary.headline,
@@ -131,8 +133,8 @@ def opening(comparison: Comparison, summary: Summary) -> Opening:
             title=f"Verdicts at {longest} {comparison.length_unit}",
             columns=(metric.noun, *([recall.noun] if recall else [])),
             rows=tuple(rows),
-            guide=sentence("length_words", **shares) if len(comparison.test_lengths) > 1 else "",
-            meanings=meanings(words, lambda word: sentence(f"means_{word}", **facts.get(word, {}))),
+            guide=defined(definitions, "holds", "breaks") if several else "",
+            meanings=meanings(words, definitions),
         ),
         remedies=summary.remedies,
     )
@@ -161,40 +163,52 @@ def _corpus(comparison: Comparison) -> str:
     return text
 
 
-def _table(comparison: Comparison, summary: Summary) -> TableSection:
+def results_table(comparison: Comparison, summary: Summary) -> TableSection:
     """All results, a row a subject."""
-    metric, recall = comparison.headline, comparison.metric("recall")
+    metric, recall, train = (
+        comparison.headline,
+        comparison.metric("recall"),
+        comparison.train_length,
+    )
     recalled = sorted({length for row in summary.rows for length in row.recall})
-    train, groups = comparison.train_length, [(f"{metric.unit} at", comparison.test_lengths)]
-    if recall is not None and recalled:
-        groups.append((f"{recall.label.lower()} at", tuple(recalled)))
-    measured = (
+    longest = longest_measured(comparison, summary.rows)
+    form, points = (".1%", 100) if metric.is_share else (None, 1)
+    measured = [
         Column(
             name=str(length),
-            group=group,
-            note="trained" if length == train and group == groups[0][0] else "",
+            group=f"{metric.unit} at",
+            note="trained" if length == train else "",
+            short=f"at {length}",
         )
-        for group, lengths in groups
-        for length in lengths
-    )
+        for length in comparison.test_lengths
+    ]
+    if recall is not None:
+        measured += [
+            Column(
+                name=str(length),
+                group=f"{recall.label.lower()} at",
+                short=f"{recall.noun} at {length}" if length == recalled[-1] else None,
+            )
+            for length in recalled
+        ]
 
     def cells(row: Row) -> Iterator[Cell]:
         label, role = row.subject.label, row.subject.role
         yield Cell(text=str(row.rank or "–"), kind="rank", value=row.rank)
         named = {"value": label, "kind": "name", "title": row.subject.note}
         yield Cell(text=label, small="" if role == "candidate" else role, **named)
-        small = ""
-        if recall and row.finds and row.predicts != row.finds:
-            small = f"{metric.noun}: {row.predicts}, {recall.noun}: {row.finds}"
+        last = held(row.values, metric, train) if train in row.values else train
+        small = f"holds up to {last}" if row.predicts != "holds" and last > train else ""
         why = reason(comparison, row)
         yield Cell(text=row.verdict, small=small, value=row.verdict, kind="verdict", title=why)
         for length in comparison.test_lengths:
             if length in row.refusals and length not in row.values:
                 yield Cell(text="cannot", kind="refused", title=row.refusals[length])
             else:
-                yield Cell.of(row.values.get(length), ".1%" if metric.is_share else None)
+                yield Cell.of(row.values.get(length), form)
         for length in recalled:
             yield Cell.of(row.recall.get(length), ".1%")
+        yield Cell.of(row.behind and row.behind.scaled(points))
         speed, memory, size = row.tokens_per_second, row.peak_memory_bytes, row.parameters
         yield Cell(text=count_in_words(speed), value=speed)
         yield Cell(text=size_in_words(memory), value=memory)
@@ -207,9 +221,12 @@ def _table(comparison: Comparison, summary: Summary) -> TableSection:
         "longest length first. Encodings that share a rank cannot be told apart by their paired "
         "seeds.",
         columns=(
-            *(Column(name=name, text=True) for name in ("#", "encoding", "verdict")),
+            Column(name="#", text=True),
+            Column(name="encoding", text=True),
+            Column(name="verdict", text=True, short=None),
             *measured,
-            *(Column(name=name) for name in ("tokens/s", "memory", "parameters")),
+            Column(name="behind", note=f"the first, at {longest}, seed by seed", short=None),
+            *(Column(name=name, short=None) for name in ("tokens/s", "memory", "parameters")),
         ),
         rows=tuple(tuple(cells(row)) for row in summary.rows),
         notes=tuple(
@@ -219,7 +236,7 @@ def _table(comparison: Comparison, summary: Summary) -> TableSection:
                 f"{'; '.join(dict.fromkeys(row.refusals.values()))}.",
             )
             for row in summary.rows
-            if row.refusals
+            if row.refusals and row.gate is None
         ),
     )
 
@@ -264,7 +281,7 @@ def draw_charts(comparison: Comparison, summary: Summary) -> list[Chart]:
             lower=deciding.lower_is_better,
             percent=True,
             signed=True,
-            bounds=bounds_of(deciding, changed=True),
+            bounds=deciding.bounds(changed=True),
             level=0.0,
         )
         title, axes = "Change from the training length", (_across(comparison, deciding, change), up)
@@ -310,7 +327,7 @@ def _curve(drawing: Drawing, comparison: Comparison, metric: Metric, guide: str)
         lower=metric.lower_is_better,
         percent=metric.is_share,
         zero=metric.is_share,  # of shares, none is left to be guessed
-        bounds=bounds_of(metric),
+        bounds=metric.bounds(),
         level=metric.trivial,
         level_name=metric.trivial_rule,
     )
@@ -341,7 +358,7 @@ def _points(comparison: Comparison, metric: Metric, *, changed: bool = False) ->
     Changes are from the training length: differences of shares, else shares of the base.
     """
     form = ".1%" if metric.is_share or changed else None
-    bounds = bounds_of(metric, changed=changed)
+    bounds = metric.bounds(changed=changed)
     labels = {subject.name: subject.label for subject in comparison.subjects}
     places: dict[tuple[str, float], dict[int, float]] = {}
     for m in comparison.measurements:

@@ -4,62 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property
+from typing import Any, Literal
 
 from posenc.lab.codec import restore, to_plain
-
-if TYPE_CHECKING:
-    pass
-
+from posenc.lab.reporting.judge import Metric, Values
 
 Role = Literal["candidate", "baseline", "control"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """A quantity measured along an axis.
-
-    Args:
-        key: its name in measurements ("loss", "recall").
-        label: its name for people.
-        unit: of the value.
-        axis: quantity on the horizontal axis, with the unit.
-        lower_is_better: small values are good.
-        description: how it is measured, in a sentence or two.
-        trivial: value of a predictor that sees no input, if there is one.
-        trivial_rule: that predictor, in a phrase ("byte frequencies").
-        headline: the comparison is decided by it; exactly one metric is.
-        learned: value at the training length that shows that the task is learned; None: any that
-            is significantly better than ``trivial``.
-        rule: how ``learned`` is reached, in a phrase ("the byte before alone").
-        overfit: largest gap between training and held-out data, net of the gap that ``rule`` has;
-            None: any, if both are learned.
-        short: its name after "best"; ``key`` in words by default.
-    """
-
-    key: str
-    label: str
-    unit: str
-    axis: str
-    lower_is_better: bool
-    description: str
-    trivial: float | None = None
-    trivial_rule: str = "a guess"
-    headline: bool = False
-    learned: float | None = None
-    rule: str = ""
-    overfit: float | None = None
-    short: str = ""
-
-    @property
-    def noun(self) -> str:
-        """Name of the metric in a sentence, after "best"."""
-        return self.short or self.key.replace("_", " ")
-
-    @property
-    def is_share(self) -> bool:
-        """True for shares from 0 to 1, shown in percent."""
-        return self.unit.startswith("share")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,13 +152,21 @@ class Comparison:
         """The metric called ``key``, if it was measured."""
         return next((metric for metric in self.metrics if metric.key == key), None)
 
-    def values(self, subject: str, metric: str, x: float) -> dict[int, float]:
+    @cached_property
+    def _by_place(self) -> dict[tuple[str, str, float], dict[int, float]]:
+        """Seed to value by subject, metric and place."""
+        by_place: dict[tuple[str, str, float], dict[int, float]] = {}
+        for m in self.measurements:
+            by_place.setdefault((m.subject, m.metric, m.x), {})[m.seed] = m.value
+        return by_place
+
+    def values(self, subject: str, metric: str, x: float) -> Values:
         """Seed to value of one subject at one point."""
-        return {
-            m.seed: m.value
-            for m in self.measurements
-            if (m.subject, m.metric, m.x) == (subject, metric, x)
-        }
+        return self._by_place.get((subject, metric, x), {})
+
+    def by_length(self, subject: str, metric: str) -> dict[int, Values]:
+        """``values`` at every length that was to be tested."""
+        return {length: self.values(subject, metric, length) for length in self.test_lengths}
 
     def to_json(self) -> dict[str, Any]:
         """All fields as plain JSON values."""

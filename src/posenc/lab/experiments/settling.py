@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,13 @@ from posenc.lab.declared import declared_options
 from posenc.lab.experiments.results import Comparison
 from posenc.lab.experiments.settings import ComparisonSettings, resume_command
 from posenc.lab.experiments.tasks import TASKS
-from posenc.lab.experiments.verdicts import (
-    MORE,
-    Row,
-    advised_steps,
-    by_metric,
-    change,
-    longer_training,
-)
+from posenc.lab.experiments.verdicts import Row, by_metric
+from posenc.lab.reporting.judge import BREAKS, HOLDS, longest_change
 from posenc.lab.reporting.numbers import Estimate, quantile, sentence
-from posenc.lab.reporting.opening import BREAKS, HOLDS, Remedy
+from posenc.lab.reporting.opening import Remedy
+
+MORE = 4
+"""Factor of the advised steps if nothing was learned; divisor if overfitted."""
 
 FEWEST_SEEDS, MOST_SEEDS = 3, 30
 """Seeds advised after a single one, and the most that are advised."""
@@ -39,7 +36,7 @@ def remedies(comparison: Comparison, rows: Sequence[Row]) -> tuple[Remedy, ...]:
     """
     if not comparison.complete:
         command = _resuming(comparison.provenance.command)
-        return (Remedy(text=sentence("settled_by_finishing"), command=command),)
+        return (Remedy(text=sentence("settled", way="finishing"), command=command),)
     candidates = [row for row in rows if row.subject.role == "candidate"]
     return tuple(_remedies(comparison, candidates))
 
@@ -81,9 +78,12 @@ def _remedies(comparison: Comparison, rows: Sequence[Row]) -> Iterable[Remedy]:
     blind = _clause("blind", [row for row in judged if row.finds == "unlearned"])
     longer = [*gated("unlearned"), *blind, *gated("tied"), *unsure("scattered", few=False)]
     if longer:
-        yield _remedy(comparison, "more_steps", longer, steps=longer_training(comparison))
+        entry = TASKS.get(comparison.task)
+        usual = 0 if entry is None else entry.defaults.steps
+        more = _steps(comparison, lambda steps: max(MORE * steps, usual))
+        yield _remedy(comparison, "more_steps", longer, steps=more)
     if overfitted := gated("overfitted"):
-        fewer = advised_steps(comparison, lambda steps: steps // MORE)
+        fewer = _steps(comparison, lambda steps: steps // MORE)
         yield _remedy(comparison, "fewer_steps", overfitted, steps=fewer)
     if by_seeds := unsure("unsure", few=True):
         most = max(seeds for _, _, seeds in cells if seeds is not None)
@@ -92,21 +92,26 @@ def _remedies(comparison: Comparison, rows: Sequence[Row]) -> Iterable[Remedy]:
         yield _remedy(comparison, "first_seeds", [("", judged)], seeds=FEWEST_SEEDS)
 
 
+def _steps(comparison: Comparison, change: Callable[[int], int]) -> int | None:
+    """Changed steps; None if the actual ones are unknown."""
+    steps = comparison.provenance.settings.get("steps")
+    return max(1, change(steps)) if isinstance(steps, int) else None
+
+
 def _unsure(comparison: Comparison, rows: Sequence[Row]) -> Iterable[tuple[Row, str, int | None]]:
     """Unsure verdicts by a metric: the row, the metric's noun, and the seeds that it needs."""
     for row in rows:
-        for metric, verdict, values in by_metric(comparison, row):
+        for metric, verdict, _ in by_metric(comparison, row):
             if verdict == "unsure":
-                ends = (comparison.train_length, max(values))
-                base, last = (comparison.values(row.subject.name, metric.key, n) for n in ends)
-                worse = change(metric, base, last)
+                measured = comparison.by_length(row.subject.name, metric.key)
+                worse = longest_change(metric, measured, comparison.train_length)
                 yield row, metric.noun, None if worse is None else seeds_needed(worse)
 
 
 def _clause(reason: str, rows: Sequence[Row], noun: str = "") -> list[Clause]:
     """A clause, unless there are no rows."""
     labels = [row.subject.label for row in rows]
-    return [(sentence(f"open_{reason}", labels=labels, noun=noun), rows)] if rows else []
+    return [(sentence("open", reason=reason, labels=labels, noun=noun), rows)] if rows else []
 
 
 def _remedy(
@@ -115,7 +120,7 @@ def _remedy(
     clauses: Sequence[Clause],
     *,
     seeds: int | None = None,
-    steps: tuple[int, int] | None = None,
+    steps: int | None = None,
 ) -> Remedy:
     chosen = {row.subject.name for _, rows in clauses for row in rows}
     names = [subject.name for subject in comparison.subjects if subject.name in chosen]
@@ -123,8 +128,8 @@ def _remedy(
     if seeds is not None:
         changes = {"seeds": list(range(seeds)), "out": f"posenc-{seeds}-seeds"}
     elif steps is not None:
-        changes = {"steps": steps[0], "out": f"posenc-{steps[0]}-steps"}
-    text = sentence(f"settled_by_{name}", clauses=[text for text, _ in clauses], seeds=seeds)
+        changes = {"steps": steps, "out": f"posenc-{steps}-steps"}
+    text = sentence("settled", way=name, clauses=[text for text, _ in clauses], count=seeds)
     command = _command(comparison, changes | {"encodings": names}) if changes else ""
     return Remedy(text=text, command=command)
 

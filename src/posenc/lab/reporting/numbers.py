@@ -188,13 +188,15 @@ def confidence_after(looks: int) -> float:
     return CONFIDENCE + LOOKING if looks else CONFIDENCE
 
 
-def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Estimate | None:
-    """Mean and interval of ``a - b`` over common seeds.
+def paired_difference(
+    a: Mapping[int, float], b: Mapping[int, float], *, confidence: float = CONFIDENCE
+) -> Estimate | None:
+    """Mean and interval of ``a - b`` over common replicates, seeds or pieces of text.
 
-    A seed fixes initial weights and data order of all subjects, so that their common effect
-    cancels.
+    What a replicate does to all subjects (a seed fixes initial weights and data order) cancels.
     """
-    return estimate(a[seed] - b[seed] for seed in sorted(a.keys() & b.keys()))
+    common = sorted(a.keys() & b.keys())
+    return estimate((a[key] - b[key] for key in common), confidence=confidence)
 
 
 def _places(value: float, digits: int) -> int:
@@ -202,10 +204,6 @@ def _places(value: float, digits: int) -> int:
     if not value or not math.isfinite(value):
         return digits - 1
     return min(MOST_PLACES, max(0, digits - 1 - math.floor(math.log10(abs(value)))))
-
-
-TEMPLATES = ("sentences.jinja", "study.jinja", "bench.jinja", "doctor.jinja")
-"""Files of ``posenc.lab.reporting.templates`` that have the sentences."""
 
 
 class Quantity(Protocol):
@@ -224,14 +222,13 @@ class Quantity(Protocol):
 
 
 def sentence(name: str, /, **facts: Any) -> str:
-    """A sentence (or a few) by the macro of this name in one of ``TEMPLATES``."""
-    modules = (_templates().get_template(template).module for template in TEMPLATES)
-    macro = next(getattr(module, name) for module in modules if hasattr(module, name))
-    return " ".join(line.strip() for line in macro(**facts).splitlines() if line.strip())
+    """A sentence (or a few) by the macro of this name in ``templates/sentences.jinja``."""
+    said: str = getattr(_sentences(), name)(**facts)
+    return " ".join(line.strip() for line in said.splitlines() if line.strip())
 
 
 @cache
-def _templates() -> Environment:
+def _sentences() -> Any:
     made = Environment(
         loader=PackageLoader("posenc.lab.reporting"),
         undefined=StrictUndefined,
@@ -239,8 +236,8 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"amount": amount, "amounts": _amounts, "exactly": exactly, "listed": listed}
-    made.filters |= {"agree": _agree, "joined": _joined, "size": size_in_words}
-    return made
+    made.filters["agree"] = _agree
+    return made.get_template("sentences.jinja").module
 
 
 def amount(value: Estimate, metric: Quantity, *, unit: bool = True) -> str:
@@ -277,8 +274,3 @@ def _amounts(values: Iterable[tuple[str, Estimate]], metric: Quantity) -> str:
 def _agree(names: Sequence[str], one: str, several: str) -> str:
     """The form of a verb, or a pronoun, that agrees with one name or several."""
     return several if len(names) > 1 else one
-
-
-def _joined(pairs: Iterable[tuple[str, str]]) -> str:
-    """Names with their values in words."""
-    return ", ".join(f"{name} {value}" for name, value in pairs)

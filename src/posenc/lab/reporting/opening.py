@@ -1,17 +1,16 @@
 """The opening of a report: its verdict, headline and words, on page, terminal and as JSON.
 
-``word`` decides whether a value holds, degrades or breaks; the sentences that say so are in
-``templates/sentences.jinja``.
+Words are decided by ``judge.py``; the sentences are in ``templates/sentences.jinja``.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from posenc.lab.reporting.numbers import Estimate, sentence
+from posenc.lab.reporting.judge import BREAKS, HOLDS
+from posenc.lab.reporting.numbers import sentence
 
 LONGEST = 90
 """Characters of a headline, at most."""
@@ -46,13 +45,6 @@ def of_one(label: str, verdict: str, at: str, changes: Sequence[tuple[str, ...]]
     return fitting(sentence("alone", changes=c, **facts) for c in (changes, changes[:1], ()))
 
 
-HOLDS, BREAKS = 0.05, 0.25
-"""Deteriorations from the training length, as shares, up to which a value holds, and beyond which
-it breaks; in between it degrades."""
-
-Word = Literal["holds", "unsure", "degrades", "breaks"]
-"""Unsure where the interval of the change reaches from ``HOLDS`` to beyond ``BREAKS``."""
-
 TONES = {
     **dict.fromkeys(("holds", "learned", "fast", "same"), "good"),
     **dict.fromkeys(("degrades", "unsure", "tied", "slower"), "fair"),
@@ -61,35 +53,26 @@ TONES = {
 }
 """Word → colour on pages and terminals."""
 
-SEVERITY: tuple[Word, ...] = ("holds", "unsure", "degrades", "breaks")
+UNSURE = "the 95 % interval reaches from the best of these words to the worst"
 
 
-def deterioration(value: float, base: float, *, lower: bool) -> float:
-    """Change from ``base`` to a worse ``value``, as a share of ``base``; negative if better.
-
-    Args:
-        value, base: before and after.
-        lower: lower values are better.
-    """
-    difference = value - base if lower else base - value
-    if not difference:
-        return 0.0
-    return difference / abs(base) if base else math.copysign(math.inf, difference)
-
-
-def word(change: Estimate, limits: tuple[float, float] = (HOLDS, BREAKS)) -> Word:
-    """The verdict on a deterioration.
+def length_words(than: str) -> dict[str, str]:
+    """Definitions of the verdicts on length.
 
     Args:
-        change: for the worse, positive.
-        limits: up to which a value holds, and beyond which it breaks.
+        than: what values are held to, in words.
     """
-    holds, breaks = limits
-    if change.low <= holds and change.high > breaks:
-        return "unsure"
-    if change.mean <= holds:
-        return "holds"
-    return "breaks" if change.mean > breaks else "degrades"
+    return {
+        "holds": f"at most {HOLDS:.0%} worse than {than}",
+        "degrades": f"{HOLDS:.0%} to {BREAKS:.0%} worse than {than}",
+        "breaks": f"more than {BREAKS:.0%} worse than {than}",
+        "unsure": UNSURE,
+        "learned": "passed every gate at the only length that was tested",
+        "overfitted": "does well on data it was trained on alone",
+        "tied": "cannot be told from the control, at the training length or at the longest",
+        "unfinished": "not trained to the end",
+        "untestable": "could not be measured",
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +151,12 @@ class Opening:
         }
 
 
-def meanings(words: Iterable[str], meaning: Callable[[str], str]) -> dict[str, str]:
+def meanings(words: Iterable[str], definitions: Mapping[str, str]) -> dict[str, str]:
     """Definitions of words, each once and in their order; "" has none."""
-    return {word: meaning(word) for word in dict.fromkeys(words) if word}
+    return {word: definitions[word] for word in dict.fromkeys(words) if word}
+
+
+def defined(definitions: Mapping[str, str], *words: str) -> str:
+    """Definitions of the words that matter most, in a line."""
+    text = "; ".join(f"{word}: {definitions[word]}" for word in words)
+    return f"{text[0].upper()}{text[1:]}."

@@ -37,15 +37,21 @@ NAME_LINE = 14
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column of a table: ``group`` stands above the names of several, ``note`` beside the name.
+    """A column of a table.
 
-    ``text`` is set to the left.
+    Args:
+        name: at its head.
+        group: above the names of several.
+        note: beside the name.
+        text: set to the left.
+        short: the name on a terminal, by default ``name``; None: shown on pages alone.
     """
 
     name: str
     group: str = ""
     note: str = ""
     text: bool = False
+    short: str | None = ""
 
 
 @dataclass(frozen=True, kw_only=True)

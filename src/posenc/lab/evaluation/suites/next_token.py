@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from posenc.errors import DataError
 from posenc.lab.codec import from_plain
-from posenc.lab.evaluation.results import StudyMetric, StudyReading
+from posenc.lab.evaluation.results import StudyReading
 from posenc.lab.evaluation.suites.needles import DEPTHS, Needles, copying, shares_right
 from posenc.lab.evaluation.texts import Text
 from posenc.lab.experiments.corpus import Pieces
@@ -29,6 +29,7 @@ from posenc.lab.experiments.text_loss import (
     losses,
     unigram_entropy,
 )
+from posenc.lab.reporting.judge import Metric
 from posenc.lab.training.machine import PeakMemory
 from posenc.lab.training.seeding import generator
 
@@ -288,5 +289,5 @@ def words(suite: str, **values: object) -> dict[str, Any]:
     def filled(fields: dict[str, Any]) -> dict[str, Any]:
         return {n: v.format(**values) if isinstance(v, str) else v for n, v in fields.items()}
 
-    metrics = tuple(from_plain(StudyMetric, filled(metric)) for metric in table["metrics"])
+    metrics = tuple(from_plain(Metric, filled(metric)) for metric in table["metrics"])
     return {"guide": table["guide"].format(**values), "metrics": metrics}

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from posenc.arguments import Share, check
 from posenc.lab.experiments.corpus import Pieces, read_corpus
 from posenc.lab.experiments.recipe import Recipe, Variant
-from posenc.lab.experiments.results import Measurement, Metric, RefusedMeasurement
+from posenc.lab.experiments.results import Measurement, RefusedMeasurement
 from posenc.lab.experiments.tasks.common import needles
 from posenc.lab.experiments.tasks.common.needles import byte_losses, random_windows
 from posenc.lab.experiments.tasks.common.task import (
@@ -27,6 +27,7 @@ from posenc.lab.experiments.tasks.common.task import (
     times,
 )
 from posenc.lab.experiments.text_loss import PositionProfile, Targets, predictions, rows_a_call
+from posenc.lab.reporting.judge import Metric
 from posenc.lab.training.machine import decoder_bytes
 from posenc.lab.training.seeding import generator
 from posenc.models import Decoder, DecoderConfig

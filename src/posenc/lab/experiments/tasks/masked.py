@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from posenc.lab.experiments.corpus import Pieces, read_corpus
 from posenc.lab.experiments.recipe import Recipe
-from posenc.lab.experiments.results import Metric
 from posenc.lab.experiments.tasks.common.needles import byte_losses, random_windows
 from posenc.lab.experiments.tasks.common.task import Defaults, Task, TaskEntry, TaskSettings, times
 from posenc.lab.experiments.text_loss import at_device, restored, rows_a_call
+from posenc.lab.reporting.judge import Metric
 from posenc.lab.training.objectives import mask_tokens, token_loss
 from posenc.lab.training.seeding import generator
 from posenc.models import EncoderConfig, MaskedLM

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from posenc.errors import DataError
 from posenc.lab.experiments.recipe import Recipe, fitted_options
-from posenc.lab.experiments.results import Corpus, Metric
+from posenc.lab.experiments.results import Corpus
 from posenc.lab.experiments.sequences import (
     BEGIN,
     END,
@@ -44,6 +44,7 @@ from posenc.lab.experiments.tasks.common.task import (
     times,
     training_loss,
 )
+from posenc.lab.reporting.judge import Metric
 from posenc.lab.training.seeding import fingerprint, generator
 from posenc.models import Transformer, TransformerConfig, generate
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from posenc.errors import ArgumentError, DataError
 from posenc.lab.experiments.recipe import Recipe
-from posenc.lab.experiments.results import Corpus, Metric
+from posenc.lab.experiments.results import Corpus
 from posenc.lab.experiments.tasks.common.task import (
     Defaults,
     Task,
@@ -24,6 +24,7 @@ from posenc.lab.experiments.tasks.common.task import (
     times,
     training_loss,
 )
+from posenc.lab.reporting.judge import Metric
 from posenc.lab.training.seeding import generator
 from posenc.layout import Layout
 from posenc.models.block import make_norm, normalize

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from posenc.errors import DataError
 from posenc.lab.experiments.recipe import Recipe
-from posenc.lab.experiments.results import Corpus, Metric
+from posenc.lab.experiments.results import Corpus
 from posenc.lab.experiments.sequences import FEWEST, Split, read_columns, real, stacked
 from posenc.lab.experiments.tasks.common.task import (
     Defaults,
@@ -27,6 +27,7 @@ from posenc.lab.experiments.tasks.common.task import (
     times,
     training_loss,
 )
+from posenc.lab.reporting.judge import Metric
 from posenc.lab.training.seeding import fingerprint
 from posenc.models import EncoderConfig, TextClassifier
 

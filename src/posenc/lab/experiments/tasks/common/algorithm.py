@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from posenc.errors import ArgumentError
 from posenc.lab.experiments.recipe import Positions, Recipe, fitted_options
-from posenc.lab.experiments.results import Corpus, Metric
+from posenc.lab.experiments.results import Corpus
 from posenc.lab.experiments.tasks.common.task import (
     Defaults,
     Task,
@@ -25,6 +25,7 @@ from posenc.lab.experiments.tasks.common.task import (
     training_loss,
 )
 from posenc.lab.experiments.text_loss import rows_a_call
+from posenc.lab.reporting.judge import Metric
 from posenc.lab.training.machine import decoder_bytes
 from posenc.lab.training.seeding import fingerprint, generator
 from posenc.layout import Layout

@@ -14,9 +14,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from posenc.lab.experiments.corpus import Pieces
-from posenc.lab.experiments.results import Metric
 from posenc.lab.experiments.tasks.common.task import seen, training_loss
 from posenc.lab.experiments.text_loss import byte_entropy, pair_entropy
+from posenc.lab.reporting.judge import Metric
 
 OVERFIT = 0.5
 """Bits per byte that training text may cost less than held-out text, net of what byte pairs do:

@@ -46,7 +46,8 @@ from posenc.lab.experiments.recipe import (
     fit_note,
     fitted_options,
 )
-from posenc.lab.experiments.results import Corpus, Measurement, Metric, RefusedMeasurement
+from posenc.lab.experiments.results import Corpus, Measurement, RefusedMeasurement
+from posenc.lab.reporting.judge import Metric
 from posenc.lab.training.machine import gigabytes, stack_bytes
 from posenc.lab.training.seeding import fingerprint
 from posenc.models.checkpoint import SavedModel
