@@ -25,9 +25,11 @@ Coordinate = Annotated[float, Interval(-1e6, 1e6)]
 class AxialRope(Rotary):
     """Axial RoPE: each axis of a position rotates pairs of its own, at a ladder of frequencies.
 
-    Pair t of axis a is rotated by ``(o_a + s_a · p_a) · θ_at``, ``θ_at = b_a^(-t/d_a)``, t = 0 …
-    d_a - 1: RoPE of ``2d_a`` features for each axis. With ``band=(f, g)`` θ runs from f to g
-    instead, ``f · (g/f)^(t/(d_a-1))`` or, ``spacing="linear"``, ``f + (g - f) · t/(d_a-1)``.
+    ``angle_at = (o_a + s_a · p_a) · θ_at``, by which pair t of axis a is rotated.
+
+    ``θ_at = b_a^(-t/d_a)``, t = 0 … d_a - 1: RoPE of ``2d_a`` features for each axis. With
+    ``band=(f, g)`` θ runs from f to g instead, ``f · (g/f)^(t/(d_a-1))`` or, ``spacing="linear"``,
+    ``f + (g - f) · t/(d_a-1)``.
 
     ``p`` is a position on A axes, any reals (``Layout.cells``, ``Layout.image``, ``Layout.at``);
     ``d_a`` pairs, origin ``o_a`` and step ``s_a`` of axis a; θ in radians per unit of
@@ -141,9 +143,7 @@ class AxialRope(Rotary):
             by_axis = positions[:, None, :, :, None]
             turns = [self._turned(by_axis[..., a, :], theta[a], [a], axes) for a in range(axes)]
             return sum(turns[1:], turns[0])
-        counts = self._counts(axes)
-        ladders = [self._ladder(axis, count, like=like) for axis, count in enumerate(counts)]
-        theta = self._divided(torch.cat(ladders))
+        counts, theta = self.counts(axes), self.ladders(axes, like=like)
         if not self.across_heads:
             own = [axis for axis, count in enumerate(counts) for _ in range(count)]
             return self._turned(positions[..., own], theta, own, axes)
@@ -153,13 +153,22 @@ class AxialRope(Rotary):
         angles = self._turned(positions[..., own], theta, own, axes)
         return angles.unflatten(-1, (-1, self.head_dim // 2)).transpose(1, 2)
 
-    def _counts(self, axes: int) -> Sequence[int]:
-        """Pairs of each axis."""
+    def counts(self, axes: int) -> Sequence[int]:
+        """Pairs of each axis of positions on so many.
+
+        Raises:
+            ArgumentError: if a head has fewer pairs than there are axes.
+        """
         if self.pairs is not None:
             return self.pairs
         each, left = divmod(self.places, axes)
         _require(each > 0, "head_dim", f"a pair of features for each of {axes} axes", self.head_dim)
         return (each + (0 if self.across_heads else left), *[each] * (axes - 1))
+
+    def ladders(self, axes: int, *, like: Tensor) -> Float[Tensor, " T"]:
+        """Frequencies of all pairs in radians per ``step``, axis after axis, not learned."""
+        counts = enumerate(self.counts(axes))
+        return self._divided(torch.cat([self._ladder(axis, n, like=like) for axis, n in counts]))
 
     def _ladder(self, axis: int, count: int, *, like: Tensor) -> Float[Tensor, " T"]:
         """Frequencies of an axis."""
@@ -187,15 +196,16 @@ class AxialRope(Rotary):
             angles = angles + angles_at(start, theta).to(angles.dtype)
         return angles
 
-    def stretched(self, divisors: Sequence[float], *, gain: float = 1.0) -> AxialRope:
-        """A copy with other ``divisors`` and ``gain``; learned frequencies are shared.
+    def stretched(
+        self, pairs: Sequence[int], divisors: Sequence[float], *, gain: float
+    ) -> AxialRope:
+        """A copy with these ``pairs``, ``divisors`` and ``gain``.
 
         Raises:
             ArgumentError: as the constructor.
         """
-        rope = AxialRope(**{**self.given, "divisors": divisors, "gain": gain})
-        rope.frequencies = self.frequencies
-        return rope
+        changes = {"pairs": pairs, "divisors": divisors, "gain": gain}
+        return AxialRope(**{**self.given, **changes})
 
 
 def _require(holds: bool, argument: str, expected: str, got: object) -> None:
