@@ -19,6 +19,7 @@ from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.lab.cli.console import ERRORS, OUT, new_table, print_json
 from posenc.lab.cli.options import Json, complete_encoding, complete_encodings, flag, option
+from posenc.lab.users import users
 from posenc.registration import parse_name, parse_options
 from posenc.registry import ENCODINGS
 
@@ -58,6 +59,7 @@ def describe(name: str, entry: Entry) -> dict[str, Any]:
             for option, p in entry.options().items()
         },
         "citation": None if citation is None else asdict(citation),
+        "used_by": users().get(name, []),
     }
 
 
@@ -73,6 +75,9 @@ def list_encodings(
     extrapolates: Annotated[
         str | None, option("Only encodings whose extrapolation note contains this.", "any")
     ] = None,
+    used_by: Annotated[
+        str | None, option("Only encodings of a model or library whose name contains this.", "any")
+    ] = None,
     json: Json = False,
 ) -> None:
     """List all encodings with their sites, effect, cost and source.
@@ -86,18 +91,23 @@ def list_encodings(
         posenc list --axes 2 --bidirectional
 
         posenc list --causal --extrapolates any
-    """
 
-    def selected(claims: Claims) -> bool:
+        posenc list --used-by wan
+    """
+    known = users()
+
+    def selected(name: str, claims: Claims) -> bool:
+        named = " ".join(known.get(name, [])).lower()
         return (
-            (site is None or site.value in claims.sites)
+            (used_by is None or used_by.lower() in named)
+            and (site is None or site.value in claims.sites)
             and (axes is None or claims.axes is None or axes in claims.axes)
             and (causal is not False or not claims.causal_only)
             and (causal is not True or claims.axes is None or 1 in claims.axes)
             and (extrapolates is None or extrapolates.lower() in claims.extrapolates.lower())
         )
 
-    chosen = {name: entry for name, entry in ENCODINGS.items() if selected(entry.claims)}
+    chosen = {name: entry for name, entry in ENCODINGS.items() if selected(name, entry.claims)}
     if not chosen and not json:
         OUT.print("No encoding matches. Remove a filter, or run posenc list to see all.")
         return
