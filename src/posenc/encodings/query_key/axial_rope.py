@@ -95,12 +95,12 @@ class AxialRope(Rotary):
     gain: Factor = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("pairs", "base", "origin", "step"):
-            value = getattr(self, name)
-            if isinstance(value, tuple):
-                fits = self.axes is AxialRope.axes or self.axes == (len(value),)
-                _require(fits, name, f"as many values as other options, {self.axes}", value)
-                self.axes = (len(value),)
+        options = {name: getattr(self, name) for name in ("pairs", "base", "origin", "step")}
+        counts = {name: len(x) for name, x in options.items() if isinstance(x, tuple)}
+        for name, count in counts.items():
+            axes = next(iter(counts.values()))
+            _require(count == axes, name, f"{axes} values, one an axis", options[name])
+            vars(self)["axes"] = (axes,)
         self.places = self.head_dim // 2
         if self.across_heads or self.learned:
             _require(self.heads is not None, "heads", "the query heads of the model", None)
@@ -151,7 +151,8 @@ class AxialRope(Rotary):
         theta = nn.functional.pad(theta.view(axes, -1).T.flatten(), (still, 0))
         own = [0] * still + list(range(axes)) * counts[0]
         angles = self._turned(positions[..., own], theta, own, axes)
-        return angles.unflatten(-1, (-1, self.head_dim // 2)).transpose(1, 2)
+        of_heads: Tensor = angles.reshape(*angles.shape[:2], -1, self.head_dim // 2)
+        return of_heads.transpose(1, 2)
 
     def counts(self, axes: int) -> Sequence[int]:
         """Pairs of each axis of positions on so many.
@@ -173,7 +174,7 @@ class AxialRope(Rotary):
     def _ladder(self, axis: int, count: int, *, like: Tensor) -> Float[Tensor, " T"]:
         """Frequencies of an axis."""
         if self.band is None:
-            base = self.base[axis] if isinstance(self.base, Sequence) else self.base
+            base = by_axis(self.base, axis + 1)[axis]
             return geometric_frequencies(count, 2 * count, base, like=like)
         first, last = self.band
         shares = [t / max(1, count - 1) for t in range(count)]
@@ -186,10 +187,7 @@ class AxialRope(Rotary):
 
     def _turned(self, positions: Tensor, theta: Tensor, own: Sequence[int], axes: int) -> Tensor:
         """Angles of positions, broadcast with the frequencies, of the last dimension's axes."""
-        origin, step = (
-            value if isinstance(value, Sequence) else (value,) * axes
-            for value in (self.origin, self.step)
-        )
+        origin, step = by_axis(self.origin, axes), by_axis(self.step, axes)
         angles = angles_at(positions, theta * constant([step[axis] for axis in own], like=theta))
         if any(origin):
             start = constant([origin[axis] for axis in own], like=theta)
@@ -208,13 +206,18 @@ class AxialRope(Rotary):
         return AxialRope(**{**self.given, **changes})
 
 
+def by_axis(value: float | Sequence[float], axes: int) -> Sequence[float]:
+    """Values of so many axes, from one for all or one each."""
+    return value if isinstance(value, Sequence) else (value,) * axes
+
+
 def _require(holds: bool, argument: str, expected: str, got: object) -> None:
     if not holds:
         remedy = "PRESETS in posenc.encodings.query_key.axial_rope has those of released models."
         raise ArgumentError(argument, expected=expected, got=got, remedy=remedy)
 
 
-IN_VIDEO: Mapping[str, Any] = {"pairs": (8, 28, 28)}
+IN_VIDEO: dict[str, Any] = {"pairs": (8, 28, 28)}
 """Pairs of time, height and width in heads of 128."""
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {

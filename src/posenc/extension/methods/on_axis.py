@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from posenc.arguments import Count, Natural
 from posenc.encoding import Encoding
-from posenc.encodings.query_key.axial_rope import AxialRope
+from posenc.encodings.query_key.axial_rope import AxialRope, by_axis
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension
@@ -63,13 +63,12 @@ def on_axis(
         )
     own = slice(sum(pairs[:axis]), sum(pairs[: axis + 1]))
     divisors = list(axial.divisors or [1.0] * sum(pairs))
-    unit = axial.step[axis] if isinstance(axial.step, tuple) else axial.step
     rope = Rope(
         head_dim=2 * pairs[axis],
-        base=axial.base[axis] if isinstance(axial.base, tuple) else axial.base,
+        base=by_axis(axial.base, len(pairs))[axis],
         divisors=divisors[own] if any(divisor != 1 for divisor in divisors[own]) else None,
     )
-    length = None if length is None else length * unit
+    length = None if length is None else length * by_axis(axial.step, len(pairs))[axis]
     stretched = extend(Encoding(query_key=rope), method, factor=factor, length=length)
     changed = stretched.query_key
     if not isinstance(changed, Rope) or len(stretched.parts()) > 1:
