@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 import typing
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from scripts.docs import measured, methods, pages, pictures, reference, snippets, sources
+from scripts.docs import measured, pages, pictures, reference, snippets, sources
 from scripts.docs.markdown import paragraph, prose
 
 import posenc
@@ -19,6 +18,7 @@ from posenc.extension import EXTENSIONS
 from posenc.lab.cli.app import COMMANDS, arguments_of
 from posenc.lab.experiments.settings import ComparisonSettings
 from posenc.lab.reporting.palette import LIGHT
+from posenc.lab.users import users
 from posenc.lab.visualization.pictures import PARAMETERS, RISE
 from posenc.models import Decoder, DecoderConfig, Sample
 from posenc.registry import ENCODINGS
@@ -187,10 +187,10 @@ def test_the_model_of_transformers_runs_with_it(name: str) -> None:
 
 
 def test_users_are_of_encodings_there_are(made: dict[str, str]) -> None:
-    known = tomllib.loads(methods.USERS.read_text())
+    known = users()
     assert set(known) <= set(ENCODINGS)
-    for name, users in known.items():
-        assert f"## Used by\n\n{', '.join(users)}.\n" in made[f"methods/{name}.md"]
+    for name, models in known.items():
+        assert f"## Used by\n\n{', '.join(models)}.\n" in made[f"methods/{name}.md"]
 
 
 def test_results_are_those_of_the_files() -> None:

@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab.declared": set(),
     "lab.folders": {"errors", "storage"},
     "lab.stores": {"errors"},
+    "lab.users": set(),
     "lab.training": CORE | {"distributed"},
     "lab.reporting": {"attention", "storage"},
     "lab.visualization": CORE | {"lab.reporting"},
@@ -58,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab.cli": CORE
     | RESULTS
     | {"transformers", "lab.experiments", "lab.evaluation", "lab.doctor", "lab.bench"}
-    | {"lab.visualization"},
+    | {"lab.visualization", "lab.users"},
     "__main__": {"lab.cli"},
 }
 """What each room imports of others: files and folders of the top floor, and those of the lab."""

@@ -23,7 +23,7 @@ DOCS = ROOT / "docs"
 STAMP = DOCS / ".made"
 SOURCES = (
     *("src/posenc/**/*.py", "scripts/docs/*", "benchmarks/results/**/*"),
-    *("docs/about/bugs.md", "docs/used_by.toml"),
+    *("docs/about/bugs.md", "src/posenc/lab/used_by.toml"),
 )
 DRAWN = (
     "src/posenc/encodings/**/*.py",

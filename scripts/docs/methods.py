@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from scripts.docs import measured, snippets, sources
 from scripts.docs.markdown import MADE, paragraph, prose, table
 
 from posenc.encoding.entry import CONTEXT
+from posenc.lab.users import users
 from posenc.lab.visualization.catalogue import SIZES, Sheet
 
 PLACES = {"cpu": "on the CPU", "cuda": "on CUDA"}
-USERS = Path(__file__).parents[2] / "docs" / "used_by.toml"
-"""Models and libraries by encoding."""
 
 WAYS = (
     ("posenc's attention", snippets.layer),
@@ -86,7 +83,7 @@ def page(told: Sheet) -> str:
     blocks += [*picture(told), "## Code", *code(told), *arguments(told), *claimed(told)]
     blocks += section("Measured", measured.speed(told.name))
     blocks += section("In the lab", measured.learned(told.name))
-    blocks += section("Used by", users(told.name))
+    blocks += section("Used by", used_by(told.name))
     kept_out = sources.of_encoding(told.name)
     if kept_out:
         text = "Reports and traps of other code, each held by a test ([all](../about/bugs.md)):"
@@ -151,9 +148,9 @@ def claimed(told: Sheet) -> list[str]:
     return [*blocks, table(("", ""), rows), *refusals(told)]
 
 
-def users(name: str) -> list[str]:
+def used_by(name: str) -> list[str]:
     """Models and libraries with it."""
-    known = tomllib.loads(USERS.read_text()).get(name, [])
+    known = users().get(name, [])
     return [", ".join(known) + "."] if known else []
 
 

@@ -398,9 +398,11 @@ def parse_option(name: str, parameter: Parameter, text: str) -> Any:
 def _read(text: str, kind: Any) -> Any:
     """``text`` in the type ``kind``, or unchanged where it is no such value."""
     origin, inner = get_origin(kind), get_args(kind)
-    if origin in (typing.Union, types.UnionType) and type(None) in inner:
-        present = next(one for one in inner if one is not type(None))
-        return None if text.lower() == "none" else _read(text, present)
+    if origin in (typing.Union, types.UnionType):
+        if type(None) in inner and text.lower() == "none":
+            return None
+        kinds = [one for one in inner if one is not type(None)]
+        return _read(text, kinds[-1] if "," in text else kinds[0])  # of a sequence or a value
     if origin is Annotated:
         return _read(text, inner[0])
     if origin in (tuple, list, Sequence):

@@ -189,7 +189,7 @@ def test_cosines_and_sines_rotate_as_the_encoding_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["alibi", "xpos", "grape_multiplicative", "swin_v2"])
 def test_what_does_more_than_rotate_has_no_cosines(name: str) -> None:
-    assert {"rope", "rope2d", "mrope", "p_rope", "rope_mixed", "fope"} <= {*ROTATIONS}
+    assert {"rope", "axial_rope", "rope2d", "mrope", "p_rope", "rope_mixed", "fope"} <= {*ROTATIONS}
     with pytest.raises(ArgumentError, match="only rotates by position"):
         made(name).cos_sin(grid_of(name).query)
 

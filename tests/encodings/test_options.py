@@ -22,6 +22,17 @@ EVERYWHERE: dict[str, Any] = {
 WRONG: dict[str, dict[str, list[Any]]] = {
     "abacus": {"places": [0], "digits": [(), (-1,)], "offset": [-1]},
     "alibi": {"asymmetric": [True]},
+    "axial_rope": {
+        "head_dim": [7],
+        "pairs": [(5,), (0, 0), (1, -1)],
+        "base": [(10.0, 1.0)],
+        "band": [(1.0,), (0.0, 1.0)],
+        "spacing": ["log"],
+        "origin": [math.inf],
+        "step": [0.0, (1.0, -1.0)],
+        "pairing": ["adjacnt"],
+        "gain": [0.0],
+    },
     "complex_order": {"dim": [5], "shared": ["word"]},
     "comrope": {"block": [3], "span": [-1.0], "variant": ["axal"]},
     "contextual": {"max_distance": [-1]},
@@ -101,6 +112,14 @@ WRONG: dict[str, dict[str, list[Any]]] = {
 """Further wrong values of single options."""
 
 TOGETHER: list[tuple[str, str, dict[str, Any]]] = [
+    ("axial_rope", "base", {"pairs": (2, 2), "base": (10.0, 10.0, 10.0)}),
+    ("axial_rope", "heads", {"heads": None, "across_heads": True}),
+    ("axial_rope", "heads", {"heads": None, "learned": True, "pairs": (2, 2)}),
+    ("axial_rope", "pairs", {"across_heads": True, "pairs": (3, 4)}),
+    ("axial_rope", "pairs", {"learned": True}),
+    ("axial_rope", "pairs", {"divisors": (1.0,) * 4}),
+    ("axial_rope", "across_heads", {"across_heads": True, "learned": True, "pairs": (2, 2)}),
+    ("axial_rope", "divisors", {"pairs": (2, 2), "divisors": (1.0,) * 3}),
     ("complex_order", "vocabulary", {"shared": "dimensions"}),
     ("complex_order", "vocabulary", {"shared": "none", "vocabulary": 0}),
     ("comrope", "block", {"block": 8, "variant": "axial"}),

@@ -49,6 +49,8 @@ REFUSED = [
     ("tupe", Layout.sequence(11), "max_length"),
     ("tupe", Layout.at(torch.tensor([0.0, 9.5])), "max_length"),
     ("rope2d", Layout.sequence(3), "2 axes"),
+    ("axial_rope@pairs=2,1,1", Layout.image(2, 3), "3 axes"),
+    ("axial_rope", Layout.at(torch.zeros(1, 3, 5)), "1 or 2 or 3 or 4 axes"),
 ]
 
 

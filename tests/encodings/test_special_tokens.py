@@ -10,7 +10,17 @@ from posenc.registry import ENCODINGS
 from posenc.testing.subject import HEAD_DIM, HEADS, Subject, fold
 
 NAMES = (
-    *("comrope", "fope", "grape_multiplicative", "lierope", "mrope", "p_rope", "pope", "rope"),
+    *(
+        "axial_rope",
+        "comrope",
+        "fope",
+        "grape_multiplicative",
+        "lierope",
+        "mrope",
+        "p_rope",
+        "pope",
+        "rope",
+    ),
     *("rope2d", "rope_mixed", "rope_pp"),
 )
 

@@ -48,6 +48,20 @@ def test_image_is_in_raster_order_after_its_special_tokens() -> None:
     assert masked.valid.tolist() == [[True, True, False]]
 
 
+def test_cells_are_in_raster_order_at_coordinates_of_each_axis() -> None:
+    layout = Layout.cells(2, 1, 2, coordinates=("indices", "ends", "midpoints"), prefix=1)
+    places = [[0, 0, 0], [0, -1, -0.5], [0, -1, 0.5], [1, -1, -0.5], [1, -1, 0.5]]
+    assert layout.positions[0].tolist() == places
+    assert layout.special is not None
+    assert layout.special[0].tolist() == [True] + [False] * 4
+    for cells, centred, ends in ((4, [-2, -1, 0, 1], 1 / 3), (5, [-3, -2, -1, 0, 1], 0.5)):
+        assert Layout.cells(cells, coordinates="centred").positions.flatten().tolist() == centred
+        evenly = Layout.cells(cells, coordinates="ends").positions.flatten()
+        torch.testing.assert_close(evenly, torch.linspace(-1, 1, cells))
+        assert evenly[-2].item() == pytest.approx(ends)
+    assert torch.equal(Layout.cells(2, 3).positions, Layout.image(2, 3).positions)
+
+
 def test_at_takes_any_real_times() -> None:
     """x-transformers #299: positions of one's own."""
     assert Layout.at(torch.tensor([0.5, -3.0])).positions.shape == (1, 2, 1)
@@ -199,6 +213,8 @@ BAD = [
     (lambda: Layout.padded([4], 3), "lengths"),
     (lambda: Layout.padded([4], side="top"), "side"),
     (lambda: Layout.image(2, 2, valid=torch.ones(1, 3, 2).bool()), "valid"),
+    (lambda: Layout.cells(), "sizes"),
+    (lambda: Layout.cells(2, 3, coordinates=("ends",)), "coordinates"),
     (lambda: Layout.at(torch.zeros(1, 1, 1, 1)), "times"),
     (lambda: Grid.of(Layout.sequence(2), window=0), "window"),
     (lambda: Grid(Layout.sequence(2), Layout.image(1, 2)), "equally many axes"),

@@ -49,6 +49,7 @@ METHODS: Mapping[str, Entry] = {
 """Entries that cases are drawn from."""
 
 OPTIONS: Mapping[str, Mapping[str, tuple[object, ...]]] = {
+    "axial_rope": {"pairing": ("half",), "across_heads": (True,), "origin": (0.5,), "step": (2.0,)},
     "contextual": {"max_distance": (3,)},
     "cope": {"max_count": (5, 20)},
     "dape": {"bias": ("alibi",), "hidden": (7,)},

@@ -16,7 +16,7 @@ from posenc.errors import ArgumentError
 AnyPart = TypeVar("AnyPart", bound=Part)
 
 Stretch = Annotated[
-    float, Interval(1, remedy="4 stretches 512 positions to 2048; 1 changes nothing.")
+    float, Interval(1, below=True, remedy="4 stretches 512 positions to 2048; 1 changes nothing.")
 ]
 """How many times the trained length to reach."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -28,6 +29,7 @@ from posenc.layout.checks import (
     require_tokens,
     require_whole,
 )
+from posenc.layout.coordinates import Coordinates, along, raster, require_coordinates
 from posenc.layout.fields import join, join_field, register, require_joinable
 from posenc.layout.integers import DOUBLE, LARGEST, exact_dtype, successors
 
@@ -216,10 +218,7 @@ class Layout:
         prefix = require_whole("prefix", prefix, 0)
         require_device(device)
         require_tokens("height", height * width)
-        rows = torch.arange(height, device=device).repeat_interleave(width)
-        columns = torch.arange(width, device=device).repeat(height)
-        cells = torch.stack([rows, columns], dim=-1).to(torch.float32)
-        positions = torch.cat([cells.new_zeros(prefix, 2), cells]).unsqueeze(0)
+        positions = raster([torch.arange(side, device=device) for side in (height, width)], prefix)
         order = torch.arange(prefix + height * width, device=device).unsqueeze(0)
         if valid is not None:
             shape, remedy = ("B|1", height, width), "Give one entry per cell."
@@ -232,6 +231,43 @@ class Layout:
             special=order < prefix if prefix else None,
             extent=(height, width),
         )
+
+    @classmethod
+    def cells(
+        cls,
+        *sizes: int,
+        coordinates: Coordinates | Sequence[Coordinates] = "indices",
+        prefix: int = 0,
+        device: torch.device | str | None = None,
+    ) -> Layout:
+        """The cells of a box on any number of axes in raster order, after ``prefix`` special ones.
+
+        ``Layout.cells(frames, height, width)`` is a video. The coordinate of cell i of n is
+
+        - ``"indices"``: i;
+        - ``"centred"``: i - (n - n // 2), whole numbers, 0 where the second half begins;
+        - ``"midpoints"``: (2i + 1) / n - 1, the middles of n equal parts of -1 to 1;
+        - ``"ends"``: 2i / (n - 1) - 1, from -1 to 1; -1 alone.
+
+        Args:
+            sizes: cells along each axis.
+            coordinates: of each axis or of all.
+            prefix: special tokens before the cells (a class token), at 0 on all axes.
+
+        Raises:
+            ArgumentError: for no axes, an axis without cells, or too many cells; or if there are
+                not as many ``coordinates`` as axes.
+            UnknownNameError: for other ``coordinates``.
+        """
+        sizes = tuple(require_whole("sizes", size) for size in sizes)
+        prefix = require_whole("prefix", prefix, 0)
+        require_device(device)
+        require_tokens("sizes", math.prod(sizes))
+        kinds = require_coordinates(coordinates, len(sizes))
+        axes = [along(size, kind, device) for size, kind in zip(sizes, kinds, strict=True)]
+        positions = raster(axes, prefix)
+        order = torch.arange(positions.shape[1], device=device).unsqueeze(0)
+        return cls._trusted(positions, order, special=order < prefix if prefix else None)
 
     @classmethod
     def at(cls, times: Tensor, *, valid: Bool[Tensor, "b L"] | None = None) -> Layout:

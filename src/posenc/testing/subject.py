@@ -35,8 +35,8 @@ PARTIAL = {
 LENGTH = 13
 """Length of sequences in most laws."""
 
-COLUMNS, ROWS = 5, 4
-"""Size of images and of video frames, into which texts are folded for several axes."""
+COLUMNS, ROWS, FRAMES = 5, 4, 3
+"""Sides of images, of video frames and of videos, into which texts are folded for several axes."""
 
 
 class LawBroken(AssertionError):
@@ -135,16 +135,16 @@ def law(check: Callable[[Subject], None]) -> Callable[[Subject], None]:
 def fold(layout: Layout, axes: int) -> Layout:
     """Positions of a text as positions of an image or video.
 
-    Position p becomes ``(p // 5, p % 5)`` on two axes, ``(p // 20, p // 5 % 4, p % 5)`` on three.
+    Position p becomes ``(p // 5, p % 5)`` on two axes, ``(p // 20, p // 5 % 4, p % 5)`` on three,
+    ``(p // 60, p // 20 % 3, p // 5 % 4, p % 5)`` on four.
     """
     if axes == 1:
         return layout
-    p = layout.positions[..., 0]
-    row, column = p.div(COLUMNS, rounding_mode="floor"), p.remainder(COLUMNS)
-    if axes == 2:
-        return layout.with_positions(torch.stack([row, column], dim=-1))
-    frame, row = row.div(ROWS, rounding_mode="floor"), row.remainder(ROWS)
-    return layout.with_positions(torch.stack([frame, row, column], dim=-1))
+    last, folded = layout.positions[..., 0], []
+    for size in (COLUMNS, ROWS, FRAMES)[: axes - 1]:
+        folded.append(last.remainder(size))
+        last = last.div(size, rounding_mode="floor")
+    return layout.with_positions(torch.stack([last, *folded[::-1]], dim=-1))
 
 
 @contextmanager

@@ -74,6 +74,13 @@ def test_list_as_json_and_by_site() -> None:
     assert alibi["options"] == {"learned": False, "asymmetric": False}
 
 
+@pytest.mark.parametrize("model", ["Wan", "hunyuanvideo", "Flux", "LTX-Video", "Lumina"])
+def test_list_knows_who_uses_an_encoding(model: str) -> None:
+    listed = json.loads(posenc("list", "--used-by", model, "--json").stdout)
+    assert [item["name"] for item in listed] == ["axial_rope"]
+    assert model.lower() in " ".join(listed[0]["used_by"]).lower()
+
+
 @pytest.mark.parametrize(("name", "columns"), [("rope_pp", 80), ("deberta", 60), ("t5", 120)])
 def test_show_fills_its_lines(name: str, columns: int) -> None:
     """Docstrings are broken for the source; a terminal that is narrower breaks them anew."""

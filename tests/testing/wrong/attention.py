@@ -33,7 +33,7 @@ def calls_of_attention() -> tuple[Call, ...]:
     """``attend``, ``Attention`` and ``Cache``."""
     attending = (
         Call("attend", posenc.attend, attended, {**ATTEND, "return_lse": truth()}, FITS),
-        Call("explain", posenc.explain, attended, {**ATTEND, "cache": not_a(optional=True)}, FITS),
+        Call("explain", posenc.explain, attended, ATTEND, FITS),
         Call(
             "Attention",
             Attention,

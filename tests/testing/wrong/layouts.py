@@ -75,6 +75,17 @@ def calls_of_layouts() -> tuple[Call, ...]:
             },
         ),
         Call(
+            "Layout.cells",
+            lambda sizes, **options: Layout.cells(2, sizes, **options),
+            lambda: {"sizes": 3},
+            {
+                "sizes": whole(),
+                "coordinates": any_of(some(("centered", ("ends",), ["ends"] * 3)), not_a()),
+                "prefix": whole(0),
+                "device": DEVICE,
+            },
+        ),
+        Call(
             "Layout.at",
             Layout.at,
             lambda: {"times": torch.arange(6.0)},

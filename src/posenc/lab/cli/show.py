@@ -19,6 +19,7 @@ from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.lab.cli.console import ERRORS, OUT, new_table, print_json
 from posenc.lab.cli.options import ENCODING, SEVERAL_ENCODINGS, Json
+from posenc.lab.users import users
 from posenc.registration import parse_name, parse_options
 from posenc.registry import ENCODINGS
 
@@ -53,6 +54,7 @@ def describe(name: str, entry: Entry) -> dict[str, Any]:
             for option, p in entry.options().items()
         },
         "citation": None if citation is None else asdict(citation),
+        "used_by": users().get(name, []),
     }
 
 
@@ -81,6 +83,13 @@ def list_encodings(
             help="Only encodings whose extrapolation note contains this.", show_default="any"
         ),
     ] = None,
+    used_by: Annotated[
+        str | None,
+        Parameter(
+            help="Only encodings of a model or library whose name contains this.",
+            show_default="any",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """List all encodings with their sites, effect, cost and source.
@@ -94,18 +103,23 @@ def list_encodings(
         posenc list --axes 2 --bidirectional
 
         posenc list --causal --extrapolates any
-    """
 
-    def selected(claims: Claims) -> bool:
+        posenc list --used-by wan
+    """
+    known = users()
+
+    def selected(name: str, claims: Claims) -> bool:
+        named = " ".join(known.get(name, [])).lower()
         return (
-            (site is None or site in claims.sites)
+            (used_by is None or used_by.lower() in named)
+            and (site is None or site in claims.sites)
             and (axes is None or claims.axes is None or axes in claims.axes)
             and (causal is not False or not claims.causal_only)
             and (causal is not True or claims.axes is None or 1 in claims.axes)
             and (extrapolates is None or extrapolates.lower() in claims.extrapolates.lower())
         )
 
-    chosen = {name: entry for name, entry in ENCODINGS.items() if selected(entry.claims)}
+    chosen = {name: entry for name, entry in ENCODINGS.items() if selected(name, entry.claims)}
     if not chosen and not json:
         OUT.print("No encoding matches. Remove a filter, or run posenc list to see all.")
         return

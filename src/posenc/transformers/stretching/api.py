@@ -25,6 +25,7 @@ from posenc.transformers.stretching import configs
 from posenc.transformers.stretching import frequencies as rotary
 from posenc.transformers.stretching.adopting import adopt
 from posenc.transformers.stretching.attention import StretchedLayer
+from posenc.transformers.stretching.axes import stretch_axis
 from posenc.transformers.stretching.changes import (
     Change,
     StretchedPart,
@@ -64,6 +65,7 @@ def stretch(
     length: int | None = None,
     windows: bool = False,
     of: Of = "frequencies",
+    axis: int | None = None,
     **options: Any,
 ) -> StretchReport:
     """Stretch the positions of a transformers model to longer inputs, in place.
@@ -82,6 +84,9 @@ def stretch(
         windows: stretch layers that see a window too.
         of: begin from the ``"frequencies"`` as they are, or from those of the config's
             ``rope_theta``, before any extension (``"theta"``).
+        axis: of positions on several axes, 0 for time in video: the model is one of diffusers, such
+            as Wan, HunyuanVideo, Flux or Cosmos, ``length`` is in tokens along the axis, and the
+            method one that divides frequencies. Saving it writes no method.
         **options: of the method.
 
     Returns:
@@ -92,6 +97,10 @@ def stretch(
         UnknownNameError: for an unknown method or option.
     """
     check("of", Of, of, "frequencies")
+    if axis is not None:
+        return _stretch_axis(
+            model, axis, Request(method or "", factor, length, of, windows, options)
+        )
     inner = transformers_model(model)
     if without_values(inner):
         raise ArgumentError(
@@ -100,13 +109,7 @@ def stretch(
             got=f"{type(inner).__name__} on the meta device",
             remedy="Load its weights first.",
         )
-    if STRETCHED in inner.__dict__:
-        raise ArgumentError(
-            "model",
-            expected="a model that is not stretched",
-            got=inner.__dict__[STRETCHED].report.method,
-            remedy="Call restore(model) first; 'yarn+log_n' joins methods.",
-        )
+    _require_unstretched(inner)
     if method is None:
         return stretch(model, **_saved(inner))
     frequencies, biases = list(frequencies_in(inner)), biases_in(inner)
@@ -127,6 +130,26 @@ def stretch(
     report = StretchReport(type(inner).__name__, method, *made)
     inner.__dict__[STRETCHED] = Stretched(report, changes)
     return report
+
+
+def _stretch_axis(model: nn.Module, axis: int, request: Request) -> StretchReport:
+    """Stretch a model of diffusers along an axis."""
+    _require_unstretched(check("model", nn.Module, model))
+    with undone_on_error() as changes:
+        parts = stretch_axis(model, request, axis, changes)
+    report = StretchReport(type(model).__name__, request.method, "frequencies", parts)
+    model.__dict__[STRETCHED] = Stretched(report, changes)
+    return report
+
+
+def _require_unstretched(model: nn.Module) -> None:
+    if STRETCHED in model.__dict__:
+        raise ArgumentError(
+            "model",
+            expected="a model that is not stretched",
+            got=model.__dict__[STRETCHED].report.method,
+            remedy="Call restore(model) first; 'yarn+log_n' joins methods.",
+        )
 
 
 Made = tuple[str, tuple[StretchedPart, ...], str]
@@ -302,7 +325,7 @@ def restore(model: nn.Module) -> StretchReport:
         ArgumentError: as ``accelerate.restore``.
     """
     require_restorable(model)
-    inner = transformers_model(model)
+    inner: nn.Module = model if STRETCHED in model.__dict__ else transformers_model(model)
     stretched: Stretched | None = inner.__dict__.pop(STRETCHED, None)
     undo([] if stretched is None else stretched.changes)
     accelerated = unaccelerate(model)

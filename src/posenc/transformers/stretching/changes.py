@@ -136,5 +136,8 @@ class StretchReport:
         again = "" if self.saved_as == "transformers" else "; stretch(model) after loading"
         saved = f"Saved in the config for {self.saved_as}{again}"
         if not self.saved_as:
-            saved = f"For this process: a saved {self.model} takes square tables alone"
+            why = "saving writes no method"
+            if self.place == "tables":
+                why = f"a saved {self.model} takes square tables alone"
+            saved = f"For this process: {why}"
         return "\n".join([*lines, f"  {saved}."])

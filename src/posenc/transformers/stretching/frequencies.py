@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.encoding import Encoding, Pairing
+from posenc.encodings.query_key.axial_rope import AxialRope
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.transformers.acceleration.trials import layer_type_of, watch
@@ -372,7 +373,7 @@ def describe(encoding: Encoding) -> str:
     part = encoding.score or encoding.query_key
     if part is None:
         return "no positions"
-    if not isinstance(part, Rope):
+    if not isinstance(part, Rope | AxialRope):
         return f"{type(part).__name__}({part.extra_repr()})"
     divisors = part.divisors or (1.0,)
     gain = "" if part.gain == 1 else f", gain {part.gain:.4g}"
