@@ -118,6 +118,9 @@ def test_an_overfitted_run_has_no_verdict() -> None:
     known = seen(metric, learned=4.2, trivial=4.9)
     other = gated(altered(sample(), 3.0, "alibi", "loss"), metric, known, alibi=2.3)
     assert "(the byte before alone: 4.27 and 4.2)" in sentence(other, "overfitted")
+    free = replace(metric, learned=None)
+    other = gated(altered(sample(), 3.0, "alibi", "loss"), free, known, alibi=2.3)
+    assert "4.2" not in sentence(other, "overfitted")
 
 
 def test_what_is_level_with_the_control_has_no_verdict() -> None:

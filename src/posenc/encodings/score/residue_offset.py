@@ -22,7 +22,8 @@ class ResidueOffset(ScoreTerm):
     rounded) and the number of the chain; ``k = max_distance``; b ``[H, 2k + 2]`` in logits. The
     offset is that of the query less that of the key. Pairs with a special token have no bias.
     Differs from AlphaFold 3, which adds a vector a class to its representation of pairs, from which
-    each layer projects biases, in being that bias; Boltz and Chai have the same 66 classes.
+    each layer projects biases, in being that bias. Boltz has the same 66 classes; Chai-1 has 67,
+    since there offsets below -k have a class of their own, but not those above k.
 
     Args:
         heads: H.
