@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import decoding
 from benchmarks.measuring import RESULTS, table
 from benchmarks.tasks import KEPT, cell
 
@@ -227,7 +228,19 @@ def real() -> dict[str, str]:
         "extended": f"{extended['headline']} ({minutes['extended']:.0f} minutes).\n\n"
         + _by_length(extended["of"]),
         "others": table(("", "measured"), lines),
+        "decoded": _decoded(),
     }
+
+
+def _decoded() -> str:
+    """The machine, its bandwidth, and times of a token in engines."""
+    results = read("decoding")
+    settings = results["settings"]
+    return (
+        f"{results['device']}, {settings['threads']} threads, which read "
+        f"{settings['bandwidth'] / 1e9:.0f} GB/s from memory; {results['date']}.\n\n"
+        + decoding.shown(results["rows"], settings)
+    )
 
 
 def _by_length(models: Mapping[str, Any]) -> str:

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from posenc.lab.bench.passes import Times
+from posenc.lab.bench.report import results_table
 from posenc.lab.bench.run import BenchReading, BenchReport, BenchSettings
-from posenc.lab.cli import bench as bench_command
 from posenc.lab.cli.app import run
-from posenc.lab.cli.console import OUT
+from posenc.lab.cli.console import OUT, print_tables
 from posenc.lab.visualization.catalogue import DocstringSections
 from posenc.registry import ENCODINGS
 from tests.support.commands import refusal
@@ -354,10 +354,11 @@ def test_nothing_is_cut_off_in_a_narrow_terminal(
     case |= {"dtype": "bfloat16", "times": Times(forward_ratio=1.04, both_ratio=123.7)}
     names = ("blockwise", "reference")
     readings = tuple(BenchReading(contender=f"posenc {n}", served_by=n, **case) for n in names)
-    report = BenchReport(settings=BenchSettings(), about={}, seconds=1.0, readings=readings)
-    bench_command._print_readings(report)
+    settings = BenchSettings(lengths=(131072,), backends=names)
+    report = BenchReport(settings=settings, about={}, seconds=1.0, readings=readings)
+    print_tables([results_table(report)])
     printed = capsys.readouterr().out
     assert "…" not in printed
     assert printed.count("123.70") == 2
-    assert printed.count("transformer_xl@frozen, 131072 causal bf16") == 1
+    assert all(printed.count(f"transformer_xl@frozen · {name}") == 1 for name in names)
     assert max(map(len, printed.splitlines())) <= 80

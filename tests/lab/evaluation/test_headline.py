@@ -106,7 +106,7 @@ def test_a_model_measured_as_it_is() -> None:
     found = replace(found, factor=1.0, length=8)
     expected = "tiny degrades at 4 × the trained length: loss 2.000 → 2.500, recall 90% → 20%"
     assert headline(found) == expected
-    assert "is at 16;" in opening(found).verdicts.guide
+    assert "trained at 16;" in opening(found).verdicts.guide
 
 
 def test_the_effective_length_is_the_answer() -> None:
@@ -176,9 +176,7 @@ def test_other_needles_settle_recall() -> None:
 
 def test_definitions_of_words_that_occur() -> None:
     found = opening(study(**BASE, yarn=reading(2.05)))
-    assert found.verdicts.meanings["holds"] == (
-        "at most 5% worse than the model as trained is at 16"
-    )
+    assert found.verdicts.meanings["holds"] == "at most 5% worse than as trained at 16"
     words = opening(study(**NOT_FINDING)).verdicts.meanings
     assert words["unlearned"].startswith("the model as trained finds hardly more needles")
     gated = replace(study(**BASE), gate="Nothing.", trivial=3.0, trivial_rule="frequencies")

@@ -65,7 +65,7 @@ class OffsetFeatures(ScoreTerm, ABC):
 
     @abstractmethod
     def constants(self) -> Hashable:
-        """What ``odd_even`` depends on beside x, of one class."""
+        """Settings of the functions."""
 
     @abstractmethod
     def halves(self) -> tuple[Float[Tensor, "H D F"], Float[Tensor, "H D F"]]:

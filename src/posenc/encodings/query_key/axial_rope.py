@@ -42,7 +42,7 @@ class AxialRope(Rotary):
 
     ``PRESETS`` in the same file has the options of released models. Differs from their code in
     precision alone: angles are exact here, where LTX-Video's, of up to 16,000 radians in float32,
-    are off by 0.001.
+    are off by up to 0.004.
 
     Args:
         head_dim: width D of a head.

@@ -44,7 +44,7 @@ def opening(study: Study) -> Opening:
     rows = verdicts(study)
     alone = study.findings[0].key if study.factor == 1.0 else ""
     rows.sort(key=lambda row: row[0].key != alone)
-    definitions = length_words(f"the model as trained is at {study.called(study.base_length)}")
+    definitions = length_words(f"as trained at {study.called(study.base_length)}")
     definitions["unlearned"] = (
         f"the model as trained finds hardly more needles than a guess ({study.chance:.1%})"
     )
