@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import html
 import json
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from posenc.encoding.entry import Entry
+from posenc.lab.users import users
 from posenc.registry import ENCODINGS
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ def rows() -> Iterator[dict[str, str]]:
     times = measured("both_ratio", LENGTH)
     memory = measured("both_memory", FAR)
     found = verdicts()
-    users: dict[str, list[str]] = tomllib.loads((ROOT / "docs/used_by.toml").read_text())
+    known = users()
     for name, entry in ENCODINGS.items():
         claims = entry.claims
         yield {
@@ -85,7 +85,7 @@ def rows() -> Iterator[dict[str, str]]:
             "verdict": found.get(name, ""),
             "time": f"{times[name]:.2f}" if name in times else "",
             "memory": f"{memory[name] / 1e6:,.0f}" if name in memory else "",
-            "used": ", ".join(users.get(name, [])),
+            "used": ", ".join(known.get(name, [])),
         }
 
 

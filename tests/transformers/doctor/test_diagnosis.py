@@ -16,7 +16,7 @@ from transformers.utils import is_detectron2_available
 
 import posenc
 from posenc.attention.backends.native.build import description
-from posenc.lab.doctor.report import length_sentences
+from posenc.lab.doctor.report import facts_table
 from posenc.transformers.doctor.advice import limits
 from posenc.transformers.doctor.costs import LENGTHS, LayerCost, TensorMemory, _computed
 from posenc.transformers.doctor.diagnosis import NotRunError, diagnose, read_by_running
@@ -167,8 +167,9 @@ def test_untrained_distances_degrade(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tiny_model("qwen3").config.save_pretrained(tmp_path)
     (limit,) = diagnose(tmp_path, budget=0).limits
     assert (limit.tokens, limit.beyond) == (256, "degrades")
-    (told, _) = length_sentences(diagnose(tmp_path, budget=0))
-    assert told.startswith("Degrades beyond 256 tokens")
+    rows = facts_table(diagnose(tmp_path, budget=0), None).rows
+    told = {name.text: text.text for name, text in rows}
+    assert told["degrades beyond"].startswith("256 tokens")
 
 
 # Models that another process runs, and the config where it cannot
