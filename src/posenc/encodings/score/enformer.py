@@ -62,10 +62,13 @@ class Enformer(OffsetFeatures):
     https://doi.org/10.1038/s41588-024-02053-6.
 
     >>> import posenc, torch
-    >>> score = posenc.create("enformer", heads=8, head_dim=64, features=4, basis="borzoi").score
+    >>> masks = {"features": 4, "basis": "borzoi"}
+    >>> score = posenc.create("enformer", heads=8, head_dim=64, **masks).score
     >>> odd, even = score.odd_even(torch.tensor([0.0, -38.0, 39.0]))
-    >>> even.tolist(), odd.tolist()
-    ([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0]], [[-0.0, -0.0], [1.0, 1.0], [-0.0, -1.0]])
+    >>> even.tolist()
+    [[1.0, 1.0], [1.0, 1.0], [0.0, 1.0]]
+    >>> odd.tolist()
+    [[-0.0, -0.0], [1.0, 1.0], [-0.0, -1.0]]
     """
 
     heads: Count
