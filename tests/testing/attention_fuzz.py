@@ -377,7 +377,8 @@ def _shows_no_later_key(window: int | tuple[int | None, int | None] | None) -> b
 def _takes_any(case: AttentionCase, encoding: Encoding) -> bool:
     """True if the method accepts any heads, width, mask and axes."""
     if case.wrong == "axes":
-        return METHODS[case.name].claims.axes is None
+        taken = METHODS[case.name].claims.axes
+        return taken is None or 4 * case.keys.axes in taken
     if case.wrong == "causal" and _shows_no_later_key(case.window):
         return True
     if case.wrong not in ("heads", "head_dim", "causal"):

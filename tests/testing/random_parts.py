@@ -25,6 +25,7 @@ from posenc.encoding import (
     repeat_heads,
 )
 from posenc.encodings.common.buckets import gather_rows, sum_by_bucket
+from posenc.extension import extend
 from posenc.grid import Grid
 from posenc.layout import Layout
 
@@ -202,7 +203,8 @@ def _factory(*, heads: int, head_dim: int) -> Encoding:
     values = RandomValues(dice, heads, head_dim) if dice.random() < 0.3 else None
     alone = (rotation or values) is not None and dice.random() < 0.2
     score = None if alone else RandomTerms(dice, heads, head_dim)
-    return Encoding(query_key=rotation, score=score, value=values)
+    made = Encoding(query_key=rotation, score=score, value=values)
+    return extend(made, "log_n", length=20) if dice.random() < 0.2 else made
 
 
 ENTRY = Entry(

@@ -13,6 +13,7 @@ from rich.table import Table
 from transformers import BertConfig, BertModel
 
 import posenc
+from cyclopts.completion.detect import ShellDetectionError
 from posenc.errors import CheckpointError, Interrupted, OutputError
 from posenc.lab.cli import main
 from posenc.lab.cli.console import Terminal, command_line, print_error
@@ -191,8 +192,18 @@ def test_shells_complete_names() -> None:
     assert completed("extend", "--method", "al") == ["all"]
     assert completed("extend", "--method", "yarn,al") == []
     assert completed("compare", "--task", "cop") == ["copy"]
-    script = run_command("--show-completion").stdout
-    assert all(word in script for word in ("posenc", "--encodings", "--no-report"))
+    for shell in ("bash", "zsh", "fish"):
+        script = run_command("--show-completion", shell).stdout
+        assert all(word in script for word in ("posenc", "encodings", "no-report"))
+
+
+def test_a_shell_that_is_not_told_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> None:
+        raise ShellDetectionError
+
+    monkeypatch.setattr("cyclopts.completion.detect.detect_shell", unknown)
+    for option in ("--show-completion", "--install-completion"):
+        assert "bash or fish" in refusal(option)
 
 
 def test_an_interrupted_extension_says_how_to_go_on(

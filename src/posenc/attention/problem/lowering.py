@@ -151,10 +151,12 @@ def rows_of(lowered: Iterable[StructuredScore]) -> list[Float[Tensor, "b H Q"]]:
 def add_rows(
     lse: Float[Tensor, "B H Q"], lowered: Iterable[StructuredScore]
 ) -> Float[Tensor, "B H Q"]:
-    """LSE of the complete logits, from the LSE of logits without the ``row`` terms."""
-    for row in rows_of(lowered):
-        lse = lse + row
-    return lse
+    """LSE of the complete logits, from the LSE of logits without the ``row`` terms.
+
+    Where a query sees no key it is -inf whatever the terms are, so that they get no gradient.
+    """
+    rows = rows_of(lowered)
+    return torch.where(lse.isneginf(), lse, sum(rows, lse)) if rows else lse
 
 
 def without_rows(
@@ -254,7 +256,8 @@ def given_encoding(terms: Iterable[StructuredScore]) -> Encoding:
 def _dense(term: StructuredScore, grid: Grid) -> Scores:
     """The logits ``[B|1, H, Q, K]`` of a term."""
     if isinstance(term, LowRank):
-        return term.query @ term.key.mT
+        query, key = _wider(term.query, term.key)
+        return query @ key.mT
     bucket = term.bucket(grid.offset)  # [b, Q, K]
     logits = []
     if term.table is not None:
@@ -297,9 +300,15 @@ def _read_products(
 
 def _factors(product: TokenTableProduct) -> tuple[Float[Tensor, "b H L F"], Float[Tensor, "h N F"]]:
     """Tokens and rows in float32 or better, as the definition multiplies them."""
-    tokens, rows = product.tokens, product.rows
-    wide = torch.promote_types(torch.promote_types(tokens.dtype, rows.dtype), torch.float32)
+    tokens, rows = _wider(product.tokens, product.rows)
+    wide = torch.promote_types(tokens.dtype, torch.float32)
     return tokens.to(wide), rows.to(wide)
+
+
+def _wider(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the wider of their dtypes: factors by float64 positions are float64."""
+    wide = torch.promote_types(x.dtype, y.dtype)
+    return x.to(wide), y.to(wide)
 
 
 def map_term(function: Callable[[Tensor], Tensor], x: T) -> T:

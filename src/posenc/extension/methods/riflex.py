@@ -72,5 +72,6 @@ ENTRY = Extension(
     on=("rope",),
     training="none",
     expect="Video to twice the trained frames without repeating itself, motion as before.",
+    transformers="longrope",
     sample={"repeats": 6.0},
 )

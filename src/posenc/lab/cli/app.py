@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from io import TextIOWrapper
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn, get_args
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Parameter
 from rich.text import Text
 
 from posenc import __version__
-from posenc.errors import PosencError
+from posenc.errors import ArgumentError, PosencError
 from posenc.lab.cli.bench import bench
 from posenc.lab.cli.compare import compare
 from posenc.lab.cli.console import ERRORS, EXIT_CODES, OUT, exit_code, help_of, print_error
@@ -33,6 +33,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "generate": generate,
     "bench": bench,
 }
+
+Shell = Literal["bash", "fish", "powershell", "zsh"]
 
 
 app = App(
@@ -80,15 +82,27 @@ def _debug(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None
     app(words)
 
 
-app.register_install_completion_command(
-    group=OPTIONS, help="Install completion for the current shell."
-)
+@app.command(name="--install-completion", group=OPTIONS)
+def _install_completion(shell: Shell | None = None) -> None:
+    """Install completion for a shell, by default the current one."""
+    sys.stdout.write(f"Written: {app.install_completion(shell=_known(shell))}\n")
 
 
 @app.command(name="--show-completion", group=OPTIONS)
-def _completion() -> None:
-    """Print the completion of the current shell, to copy or change it."""
-    sys.stdout.write(app.generate_completion())
+def _show_completion(shell: Shell | None = None) -> None:
+    """Print the completion of a shell, to copy or change it."""
+    sys.stdout.write(app.generate_completion(shell=_known(shell)))
+
+
+def _known(shell: Shell | None) -> Shell:
+    """The shell, or that which runs the program."""
+    from cyclopts.completion.detect import ShellDetectionError, detect_shell
+
+    try:
+        return shell or detect_shell()
+    except ShellDetectionError as error:
+        expected, remedy = " or ".join(get_args(Shell)), "Name it after the option, such as bash."
+        raise ArgumentError("shell", expected=expected, got=shell, remedy=remedy) from error
 
 
 def arguments_of(name: str) -> ArgumentCollection:
