@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from cyclopts.completion.detect import ShellDetectionError
 from rich.table import Table
 from transformers import BertConfig, BertModel
 
 import posenc
-from cyclopts.completion.detect import ShellDetectionError
 from posenc.errors import CheckpointError, Interrupted, OutputError
 from posenc.lab.cli import main
 from posenc.lab.cli.console import Terminal, command_line, print_error
