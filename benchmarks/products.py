@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from posenc.lab.bench.run import about
-from posenc.transformers.acceleration.products import product
+from posenc.transformers.acceleration.products import by_onednn
 
 SHAPES = ((768, 768), (768, 3072), (3072, 768), (576, 49152))
 """Inputs and outputs: layers of base size, and SmolLM2's logits."""
@@ -64,10 +64,10 @@ def measured(inputs: int, outputs: int, rows: int, dtype: torch.dtype) -> tuple[
     beforehand = packed(weight, rows)
     times = [
         seconds(partial(linear, x, weight, None)),
-        seconds(partial(product, x, weight, None)),
-        inf if beforehand is None else seconds(partial(product, x, beforehand, None)),
+        seconds(partial(by_onednn, x, weight, None)),
+        inf if beforehand is None else seconds(partial(by_onednn, x, beforehand, None)),
         seconds(partial(gradients, linear, x, weight, above)) / 2,
-        seconds(partial(gradients, product, x, weight, above)) / 2,
+        seconds(partial(gradients, by_onednn, x, weight, above)) / 2,
     ]
     speeds = (2 * inputs * outputs * rows / time / 1e9 for time in times)
     return f"{inputs} to {outputs}", str(rows), *(f"{s:.0f}" if s else "–" for s in speeds)

@@ -1,4 +1,4 @@
-"""Linear layers by oneDNN: the same numbers, where they are used, and as they were afterwards."""
+"""Linear layers by other products: the same numbers, where they are used, and as they were."""
 
 from __future__ import annotations
 
@@ -16,28 +16,46 @@ import transformers
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from posenc.attention.backends.native.build import missing
 from posenc.errors import UnknownNameError
 from posenc.transformers.acceleration import accelerate, products, restore
 from posenc.transformers.acceleration.api import ALREADY
 from tests.testing.tiny_models import inputs_of, tiny_config
 
-WIDTH, OUTPUTS = 24, 40
+WIDTH, OUTPUTS = 32, 48
 
 Layer = Any
 
 
+NAMES = ("oneDNN", "posenc")
+
+
+@pytest.fixture(params=NAMES, autouse=True)
+def product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The one that serves few rows."""
+    if request.param == "oneDNN":
+        monkeypatch.setattr(products, "MOST_READ", 0)
+    elif missing() is not None:
+        pytest.skip("posenc's kernels are not built")
+    name: str = request.param
+    return name
+
+
 @pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """Shapes of the inputs of each product that oneDNN computes."""
-    shapes: list[tuple[int, ...]] = []
-    product = products.product
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...]]]:
+    """The name and the shape of the input of each product other than PyTorch's."""
+    found: list[tuple[str, tuple[int, ...]]] = []
 
-    def counted(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        shapes.append(tuple(x.shape))
-        return product(x, weight, bias)
+    def counted(name: str, compute: products.Product) -> products.Product:
+        def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            found.append((name, tuple(x.shape)))
+            return compute(x, weight, bias)
 
-    monkeypatch.setattr(products, "product", counted)
-    return shapes
+        return product
+
+    for name, compute in products.PRODUCTS.items():
+        monkeypatch.setitem(products.PRODUCTS, name, counted(name, compute))
+    return found
 
 
 def linear() -> Layer:
@@ -98,8 +116,8 @@ def test_products_are_those_of_pytorch(make: Callable[[], Layer], given: str) ->
 
 
 @pytest.mark.parametrize("make", MADE, ids=lambda make: make.__name__)
-def test_onednn_computes_without_gradients_alone(
-    make: Callable[[], Layer], computed: list[tuple[int, ...]]
+def test_other_products_are_without_gradients_alone(
+    make: Callable[[], Layer], product: str, computed: list[tuple[str, tuple[int, ...]]]
 ) -> None:
     """What a bias with gaps would be read as is a different number: it is PyTorch's."""
     layer = make()
@@ -112,7 +130,8 @@ def test_onednn_computes_without_gradients_alone(
         layer(x)
         layer(**{"x" if isinstance(layer, Conv1D) else "input": x})
     served = make in (linear, of_gpt2, without_bias)
-    assert computed == [(3, WIDTH)] * (2 if served else 0)
+    name = "oneDNN" if make is of_gpt2 else product
+    assert computed == [(name, (3, WIDTH))] * (2 if served else 0)
     layer.zero_grad()
     layer.requires_grad_(False)
     layer(x)
@@ -143,7 +162,17 @@ def test_edits_of_weights_are_seen(make: Callable[[], Layer]) -> None:
     assert torch.equal(layer(x), layer.bias.expand(3, -1))
 
 
-def test_contexts_that_pytorch_watches(computed: list[tuple[int, ...]]) -> None:
+@pytest.mark.parametrize(("outputs", "inputs"), [(47, 32), (48, 31), (8, 32), (48, 16), (1, 1)])
+def test_weights_of_another_size_afterwards(outputs: int, inputs: int) -> None:
+    """Of which posenc has no kernel."""
+    layer = without_bias()
+    products.take_products(layer)
+    layer.weight = nn.Parameter(torch.randn(outputs, inputs), requires_grad=False)
+    x = torch.randn(3, inputs)
+    torch.testing.assert_close(layer(x), x @ layer.weight.T)
+
+
+def test_contexts_that_pytorch_watches(computed: list[tuple[str, tuple[int, ...]]]) -> None:
     layer = linear().requires_grad_(False)
     products.take_products(layer)
     x, weight = torch.randn(3, WIDTH), layer.weight
@@ -167,28 +196,25 @@ def test_contexts_that_pytorch_watches(computed: list[tuple[int, ...]]) -> None:
     assert not computed
 
 
-@pytest.mark.parametrize(
-    ("factors", "used"),
-    [((2.0, 1.0, 1.0, 3.0), (1, 7, 512, 600)), ((1.0, 1.0, 1.5, 1.0), (64, 511))],
-)
 def test_rows_decide(
-    factors: tuple[float, ...],
-    used: tuple[int, ...],
-    computed: list[tuple[int, ...]],
-    monkeypatch: pytest.MonkeyPatch,
+    computed: list[tuple[str, tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "trial", lambda *shape, **options: factors)
+    names = ["posenc", "", "oneDNN", "", "oneDNN", ""]
+    fastest = tuple((name, factor + 1.5) for factor, name in enumerate(names))
+    monkeypatch.setattr(products, "trial", lambda *shape, **options: fastest)
     layer = linear()
     said = products.take_products(layer)
-    assert [f"{factor:.1f}" in said for factor in factors] == [True] * 4
+    assert all(f"{factor:.1f}" in said for _, factor in fastest)
+    assert "oneDNN or posenc" in said
     with torch.no_grad():
-        for rows in (1, 7, 8, 63, 64, 511, 512, 600):
+        for rows in (1, 2, 3, 4, 7, 8, 63, 64, 511, 512, 600):
             layer(torch.randn(1, rows, WIDTH))
-    assert [shape[1] for shape in computed] == [*used]
+    used = [("posenc", 1), ("oneDNN", 4), ("oneDNN", 7), ("oneDNN", 64), ("oneDNN", 511)]
+    assert [(name, shape[1]) for name, shape in computed] == used
 
 
 def test_processors_without_a_gain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "trial", lambda *shape, **options: (1.0,) * 4)
+    monkeypatch.setattr(products, "trial", lambda *shape, **options: (("", 1.0),) * 6)
     model = transformers.AutoModel.from_config(tiny_config("bert")).eval()
     assert "PyTorch's" in accelerate(model).linear
     assert not products.products_of(model)
@@ -200,37 +226,52 @@ def test_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     products.trial.cache_clear()
     state = torch.get_rng_state()
     options: dict[str, Any] = {"by_input": False, "threads": torch.get_num_threads()}
-    factors = products.trial(OUTPUTS, WIDTH, torch.float32, **options)
-    assert len(factors) == len(products.ROWS)
-    assert all(factor == 1 or factor * products.GAIN >= 0.999 for factor in factors)
+    fastest = products.trial(OUTPUTS, WIDTH, torch.float32, **options)
+    assert len(fastest) == len(products.ROWS)
+    for name, factor in fastest:
+        assert factor * products.GAIN >= 0.999 if name else factor == 1
     assert torch.equal(torch.get_rng_state(), state)
     products.trial(OUTPUTS, WIDTH, torch.float32, **options)
     assert products.trial.cache_info().hits == 1
     products.trial.cache_clear()
 
 
-@pytest.mark.parametrize("slow", [True, False])
-def test_what_is_slower_is_not_used(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ({"oneDNN": 0.02, "posenc": 0.03}, ("", 1.0)),
+        ({"oneDNN": 0.0149, "posenc": 0.0148}, ("", 1.0)),
+        ({"oneDNN": 0.01, "posenc": 0.014}, ("oneDNN", 1.5)),
+        ({"oneDNN": 0.014, "posenc": 0.005}, ("posenc", 3.0)),
+        ({"oneDNN": -1, "posenc": 0.01}, ("posenc", 1.5)),
+    ],
+)
+def test_the_fastest_is_used(
+    times: dict[str, float], expected: tuple[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clock; a product without a kernel here is left out."""
     monkeypatch.undo()
-    clock = iter(range(10_000))
     now = [0.0]
 
-    def passing(seconds: float) -> Callable[..., Tensor]:
+    def passing(seconds: float) -> products.Product:
         def computed(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            if seconds < 0:
+                raise RuntimeError
             now[0] += seconds
             return x
 
         return computed
 
-    monkeypatch.setattr(products.time, "perf_counter", lambda: now[0] + 1e-9 * next(clock))
-    monkeypatch.setattr(products, "product", passing(0.02 if slow else 0.01))
+    monkeypatch.setattr(products.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(nn.functional, "linear", passing(0.015))
-    factor = products._times_as_fast(torch.zeros(1, 1), torch.zeros(1, 1), 10.0)
-    assert factor == 1 if slow else 1.4 < factor < 1.6
+    for name, seconds in times.items():
+        monkeypatch.setitem(products.PRODUCTS, name, passing(seconds))
+    x = torch.zeros(1, 1)
+    assert products._fastest(x, [x], NAMES, 10.0) == (expected[0], pytest.approx(expected[1]))
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "deberta-v2", "t5"])
-def test_models_are_restored(kind: str) -> None:
+def test_models_are_restored(kind: str, product: str) -> None:
     model = transformers.AutoModel.from_config(tiny_config(kind)).eval()
     inputs = inputs_of(model)
     before = {path: dict(vars(module)) for path, module in model.named_modules()}
@@ -239,6 +280,7 @@ def test_models_are_restored(kind: str) -> None:
         expected = model(**inputs)[0]
         report = accelerate(model)
         assert "linear layers: oneDNN" in str(report)
+        assert ("or posenc" in str(report)) == (product == "posenc" and kind != "gpt2")
         got = model(**inputs)[0]
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
         copied, read = deepcopy(model), pickle.loads(pickle.dumps(model))
@@ -351,8 +393,8 @@ def test_layers_are_freed_without_the_collector() -> None:
         gc.enable()
 
 
-def test_no_onednn_where_the_user_disables_it(computed: list[tuple[int, ...]]) -> None:
-    layer = linear().requires_grad_(False)
+def test_no_onednn_where_the_user_disables_it(computed: list[tuple[str, tuple[int, ...]]]) -> None:
+    layer = of_gpt2().requires_grad_(False)
     products.take_products(layer)
     computed.clear()
     with warnings.catch_warnings():
@@ -367,10 +409,10 @@ def test_no_onednn_where_the_user_disables_it(computed: list[tuple[int, ...]]) -
 def test_trials_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     x, weight = torch.randn(4, WIDTH), torch.randn(OUTPUTS, WIDTH)
-    assert products._times_as_fast(x, weight, 0.0) == 1.0
+    assert products._fastest(x, [weight], NAMES, 0.0) == ("", 1.0)
 
 
-def test_layers_that_change_afterwards(computed: list[tuple[int, ...]]) -> None:
+def test_layers_that_change_afterwards(computed: list[tuple[str, tuple[int, ...]]]) -> None:
     layer = linear().requires_grad_(False)
     products.take_products(layer)
     x = torch.randn(3, WIDTH)

@@ -1,15 +1,17 @@
-"""Linear layers by oneDNN, where it is faster than the library that PyTorch takes.
+"""Linear layers by oneDNN or posenc, where they are faster than the library that PyTorch takes.
 
-In float32 PyTorch calls MKL, which takes up to three times as long as oneDNN on processors of AMD,
-above all for few rows. oneDNN reads the weights where they are: no copy is made or remembered.
+In float32 PyTorch calls MKL, which takes up to three times as long as oneDNN on processors of AMD.
+For a few rows, as in decoding, reading weights takes the time, and posenc's kernel reads each once.
+Weights are read where they are: no copy is made or remembered.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import cycle
 from math import inf
 from statistics import median
 from typing import Any
@@ -19,13 +21,20 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from posenc.attention.backends.native.linear import has_linear, linear
 from posenc.runtime import is_scripted, needs_dispatch, without_autocast
 from posenc.transformers.acceleration.accelerated import FASTER, Replacing, change_class, put_back
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-ROWS = (1, 8, 64, 512)
+ROWS = (1, 2, 4, 8, 64, 512)
 """Numbers of rows that are tried. Each decides for those up to the next."""
+
+MOST_READ = 4
+"""The largest of ``ROWS`` at which reading weights takes most of the time."""
+
+READ_BYTES = 2**26
+"""Of weights that are read in turn, so that none is in a cache, as in a model."""
 
 MOST_TRIED = 2.5e9
 """Multiplications of the largest product tried, which takes some 30 ms."""
@@ -34,40 +43,64 @@ ROUNDS, SECONDS = 3, 0.25
 """Most rounds of a trial, and the time after which that of a shape ends."""
 
 GAIN = 0.95
-"""Share of the time of PyTorch's product that oneDNN's must not exceed to be used."""
+"""Share of the time of PyTorch's product that another's must not exceed to be used."""
 
-Faster = tuple[float, ...]
-"""How many times as fast oneDNN is, by ``ROWS``; 1 where it is not used or was not tried."""
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""From rows, a weight with a row an output, and a bias to the product."""
 
 
-class OneDnnLinear(Replacing, nn.Linear):
-    """A linear layer that oneDNN computes, for numbers of rows at which it is faster."""
+def by_onednn(
+    x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None
+) -> Float[Tensor, "*B O"]:
+    """``x @ weight.T + bias`` by oneDNN, without gradients.
+
+    Raises:
+        RuntimeError: for dtypes that oneDNN has no kernel of on this processor.
+    """
+    computed: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return computed
+
+
+PRODUCTS: dict[str, Product] = {"oneDNN": by_onednn, "posenc": linear}
+
+Fastest = tuple[tuple[str, float], ...]
+"""By ``ROWS``, the product to use and how many times as fast it is; ("", 1.0) is PyTorch's."""
+
+
+class FasterLinear(Replacing, nn.Linear):
+    """A linear layer by the product that is fastest for the number of rows."""
 
     def forward(self, input: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:  # noqa: A002
-        if type(self) is OneDnnLinear and _is_served(self, input, self.weight, self.bias):
-            return product(input, self.weight, self.bias)
+        if type(self) is FasterLinear:
+            weight, bias = self.weight, self.bias
+            product = _product_for(self, input, weight, bias)
+            if product is not None:
+                return product(input, weight, bias)
         return nn.Linear.forward(self, input)
 
 
-class OneDnnConv1D(Replacing, Conv1D):
-    """A layer of GPT-2's kind, whose weight has a row an input, as ``OneDnnLinear``."""
+class FasterConv1D(Replacing, Conv1D):
+    """A layer of GPT-2's kind, whose weight has a row an input, as ``FasterLinear``."""
 
     weight: nn.Parameter
     bias: nn.Parameter
 
     def forward(self, x: Float[Tensor, "*B I"]) -> Float[Tensor, "*B O"]:
-        if type(self) is OneDnnConv1D and _is_served(self, x, self.weight, self.bias):
-            return product(x, self.weight.T, self.bias)
+        if type(self) is FasterConv1D:
+            weight, bias = self.weight, self.bias
+            product = _product_for(self, x, weight, bias)
+            if product is not None:
+                return product(x, weight.T, bias)
         output: Tensor = Conv1D.forward(self, x)
         return output
 
 
-LAYERS: dict[type[nn.Module], type[Replacing]] = {nn.Linear: OneDnnLinear, Conv1D: OneDnnConv1D}
+LAYERS: dict[type[nn.Module], type[Replacing]] = {nn.Linear: FasterLinear, Conv1D: FasterConv1D}
 """Classes by those that they replace; subclasses, as of quantizers, compute in their own ways."""
 
 
 def take_products(model: nn.Module) -> str:
-    """Let linear layers compute by oneDNN where a trial shows that it is faster.
+    """Let linear layers compute by other products where a trial shows that they are faster.
 
     Weights and names stay. What needs gradients, autocast or a graph is computed as before.
 
@@ -79,19 +112,20 @@ def take_products(model: nn.Module) -> str:
         by_input = isinstance(layer, Conv1D)
         outputs, inputs = reversed(layer.weight.shape) if by_input else layer.weight.shape
         threads = torch.get_num_threads()
-        faster = trial(outputs, inputs, layer.weight.dtype, by_input=by_input, threads=threads)
-        if max(faster) > 1:
+        fastest = trial(outputs, inputs, layer.weight.dtype, by_input=by_input, threads=threads)
+        if any(name for name, _ in fastest):
             change_class(layer, LAYERS[type(layer)])
-            layer.__dict__[FASTER] = (layer.weight.dtype, *faster)
-            taken.append(faster)
+            layer.__dict__[FASTER] = (layer.weight.dtype, *(name for name, _ in fastest))
+            taken.append(fastest)
     if not layers:
         return ""
     if not taken:
-        return f"{len(layers)} linear layers: PyTorch's, since oneDNN was not faster here."
-    times = (f"{median(each):.1f}" for each in zip(*taken, strict=True))
+        return f"{len(layers)} linear layers: PyTorch's, since no other was faster here."
+    names = {name for each in taken for name, _ in each} - {""}
+    times = (f"{median(gain for _, gain in each):.1f}" for each in zip(*taken, strict=True))
     return (
-        f"{len(taken)} of {len(layers)} linear layers: oneDNN where it is faster, here with "
-        f"{', '.join(map(str, ROWS))} rows {', '.join(times)} times as fast."
+        f"{len(taken)} of {len(layers)} linear layers: {' or '.join(sorted(names))} where that is "
+        f"faster, here with {', '.join(map(str, ROWS))} rows {', '.join(times)} times as fast."
     )
 
 
@@ -104,75 +138,73 @@ def put_products_back(model: nn.Module) -> bool:
 
 
 def products_of(model: nn.Module) -> list[Replacing]:
-    """The layers that oneDNN computes since ``take_products``."""
+    """The layers with other products since ``take_products``."""
     kinds = tuple(LAYERS.values())
     return [x for x in model.modules() if isinstance(x, kinds) and type(x) in kinds]
 
 
 @lru_cache(maxsize=256)
-def trial(outputs: int, inputs: int, dtype: torch.dtype, *, by_input: bool, threads: int) -> Faster:
-    """How much faster oneDNN is for weights of a shape, timed once in a process.
+def trial(
+    outputs: int, inputs: int, dtype: torch.dtype, *, by_input: bool, threads: int
+) -> Fastest:
+    """The fastest products for weights of a shape, timed once in a process.
 
     Args:
         by_input: True for weights stored with a row an input.
         threads: that PyTorch computes with.
     """
-    generator = torch.Generator().manual_seed(0)
-
-    def drawn(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=generator, device="cpu").to(dtype)
-
-    factors: list[float] = []
+    found: list[tuple[str, float]] = []
     end = time.perf_counter() + SECONDS
+    shape = (inputs, outputs) if by_input else (outputs, inputs)
+    copies = max(1, min(8, READ_BYTES // (outputs * inputs * dtype.itemsize)))
     with torch.inference_mode(), without_autocast(torch.device("cpu")):
-        weight = drawn(inputs, outputs).T if by_input else drawn(outputs, inputs)
+        stored = torch.ones(copies, *shape, dtype=dtype, device="cpu")
+        weights = list(stored.mT if by_input else stored)
         for rows in ROWS:
-            if factors and rows * outputs * inputs > MOST_TRIED:
-                factors.append(factors[-1])
+            if found and rows * outputs * inputs > MOST_TRIED:
+                found.append(found[-1])
                 continue
-            try:
-                factors.append(_times_as_fast(drawn(rows, inputs), weight, end))
-            except RuntimeError:  # oneDNN has no kernel of this dtype here
-                return (1.0,) * len(ROWS)
-    return tuple(factors)
+            few = rows <= MOST_READ and not by_input
+            names = ["oneDNN", "posenc"] if few else ["oneDNN"]
+            names = [name for name in names if _is_available(name, outputs, inputs, dtype)]
+            x = torch.ones(rows, inputs, dtype=dtype, device="cpu")
+            found.append(_fastest(x, weights if rows <= MOST_READ else weights[:1], names, end))
+    return tuple(found)
 
 
-def _times_as_fast(x: Tensor, weight: Tensor, end: float) -> float:
-    """Time of PyTorch's product over that of oneDNN's; 1 where that is hardly shorter.
+def _fastest(
+    x: Tensor, weights: Sequence[Tensor], names: Sequence[str], end: float
+) -> tuple[str, float]:
+    """The fastest of some products, and PyTorch's time over its; PyTorch's if hardly slower.
 
     Args:
+        weights: used in turn.
         end: time from which on no further round begins.
     """
-    products: tuple[Callable[..., Tensor], ...] = nn.functional.linear, product
-    shortest = [inf, inf]  # as other work only lengthens times
+    products: dict[str, Product] = {"": nn.functional.linear}
+    products |= {name: PRODUCTS[name] for name in names}
+    shortest = dict.fromkeys(products, inf)  # as other work only lengthens times
+    turns = cycle(weights)
     for turn in range(ROUNDS + 1):
         if time.perf_counter() > end:
             break
-        for which, compute in enumerate(products):
-            start = time.perf_counter()
-            compute(x, weight, None)
+        for name, compute in list(products.items()):
+            weight, start = next(turns), time.perf_counter()
+            try:
+                compute(x, weight, None)
+            except RuntimeError:  # oneDNN has no kernel of this dtype here
+                del products[name]
+                continue
             if turn:  # the first call of a product prepares it
-                shortest[which] = min(shortest[which], time.perf_counter() - start)
-    plain, other = shortest
-    return plain / other if other <= GAIN * plain < inf else 1.0
-
-
-def product(
-    x: Float[Tensor, "*B I"], weight: Float[Tensor, "O I"], bias: Float[Tensor, " O"] | None
-) -> Float[Tensor, "*B O"]:
-    """``x @ weight.T + bias`` by oneDNN, without gradients.
-
-    Raises:
-        RuntimeError: for dtypes that oneDNN has no kernel of on this processor.
-    """
-    computed: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return computed
+                shortest[name] = min(shortest[name], time.perf_counter() - start)
+    plain, best = shortest[""], min(shortest, key=lambda name: shortest[name])
+    if not shortest[best] <= GAIN * plain < inf:
+        return "", 1.0
+    return best, plain / shortest[best]
 
 
 def _layers(model: nn.Module) -> Iterator[Any]:
     """Linear layers whose products PyTorch computes, in float32 or less, from weights on a CPU."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return
     layers: list[Any] = [module for module in model.modules() if type(module) in LAYERS]
     for layer in layers:
         weight = layer.weight
@@ -182,29 +214,40 @@ def _layers(model: nn.Module) -> Iterator[Any]:
             yield layer
 
 
-def _is_served(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """True if oneDNN computes what PyTorch does for these tensors, faster, without gradients."""
-    dtype, *faster = layer.__dict__[FASTER]
+def _product_for(
+    layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Product | None:
+    """The product that is faster than PyTorch's for these tensors without gradients, if one is."""
+    dtype, *fastest = layer.__dict__[FASTER]
     if needs_dispatch(x, weight, bias) or is_scripted():
-        return False
+        return None
     if not (x.dtype == weight.dtype == dtype and _is_dense(weight, 2)):
-        return False
+        return None
     if not x.is_cpu or x.layout is not torch.strided or x.is_nested or x.dim() < 2:
-        return False
+        return None
     outputs = weight.shape[1 if isinstance(layer, Conv1D) else 0]
     inputs = weight.numel() // outputs if outputs else 0
     rows = x.numel() // inputs if inputs and x.shape[-1] == inputs else 0
-    if not rows or faster[bisect_right(ROWS, rows) - 1] == 1:
-        return False
+    name = fastest[bisect_right(ROWS, rows) - 1] if rows else ""
+    if not name or not _is_available(name, outputs, inputs, dtype):
+        return None
     learned = weight.requires_grad
     if bias is not None:
-        # oneDNN reads a bias as so many numbers, one after the other.
+        # A bias is read as so many numbers, one after the other.
         if bias.dtype != dtype or not _is_dense(bias, 1) or len(bias) != outputs:
-            return False
+            return None
         learned = learned or bias.requires_grad
     if torch.is_grad_enabled() and (x.requires_grad or learned):
-        return False
-    return bool(torch.backends.mkldnn.enabled) and not torch.is_autocast_enabled("cpu")
+        return None
+    return None if torch.is_autocast_enabled("cpu") else PRODUCTS[name]
+
+
+def _is_available(name: str, outputs: int, inputs: int, dtype: torch.dtype) -> bool:
+    """True if a product can be used for weights of this shape."""
+    if name == "posenc":
+        return has_linear(outputs, inputs, dtype)
+    mkldnn = torch.backends.mkldnn
+    return bool(mkldnn.enabled) and mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 
 def _is_dense(x: Tensor, axes: int) -> bool:

@@ -19,7 +19,7 @@ PAD = 64
 
 _PROCESS = os.getpid()
 
-KERNELS = ("forward", "backward", "rotate")
+KERNELS = ("forward", "backward", "rotate", "linear")
 
 TYPES = {torch.float32: 0, torch.float64: 0, torch.bfloat16: 1, torch.float16: 2}
 
@@ -140,6 +140,16 @@ class CRotation(ctypes.Structure):
     ]
 
 
+class CLinear(ctypes.Structure):
+    """A linear layer and the rows that it is of (csrc/linear.h)."""
+
+    _fields_ = [
+        *_pointers("x", "weight", "bias", "out"),
+        *_numbers("type", "rows", "inputs", "outputs"),
+        ("team", CTeam),
+    ]
+
+
 def _openmp() -> int | None:
     """The address of ``GOMP_parallel`` in the runtime that PyTorch computes on, whatever its name.
 
@@ -174,8 +184,8 @@ class Library:
             raise OSError(f"{path} was built of other sources")
         self._parallel = _openmp()
 
-    def call(self, name: str, problem: CProblem | CRotation, dtype: torch.dtype) -> None:
-        """Run ``"forward"``, ``"backward"`` or ``"rotate"``, without the interpreter's lock.
+    def call(self, name: str, problem: CProblem | CRotation | CLinear, dtype: torch.dtype) -> None:
+        """Run one of ``KERNELS``, without the interpreter's lock.
 
         Raises:
             MemoryError: where scratch memory cannot be had.

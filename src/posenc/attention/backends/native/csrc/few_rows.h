@@ -10,6 +10,13 @@ struct Stored {
   index ld;
   const Number* at(index t) const { return data + t * ld; }
 };
+// Calls f(rows) with them as numbers of their type.
+template <class F>
+inline void as_stored(const char* rows, index type, index ld, F f) {
+  if (type == REAL) f(Stored<real>{reinterpret_cast<const real*>(rows), ld});
+  if (type == BFLOAT16) f(Stored<uint16_t>{reinterpret_cast<const uint16_t*>(rows), ld});
+  if (type == FLOAT16) f(Stored<half>{reinterpret_cast<const half*>(rows), ld});
+}
 // Calls f(size, first) for rows by fours, then two, then one; size is a constant.
 template <class F>
 inline void for_rows(index rows, F f) {
@@ -18,22 +25,29 @@ inline void for_rows(index rows, F f) {
   if (rows & 2) f(std::integral_constant<int, 2>{}, r), r += 2;
   if (rows & 1) f(std::integral_constant<int, 1>{}, r);
 }
-// s [M, VL / M] = products of M rows with VL / M keys; depth is a multiple of VL.
-template <int M, class Number>
+// How products read numbers: a vector at a time.
+template <class Number>
+struct InOrder {
+  static constexpr int VECTORS = 1;
+  static void load(const Number* p, vec* to) { to[0] = Lanes<Number>::load(p); }
+};
+// s [M, VL / M] = products of M rows with VL / M keys; depth is a multiple of the numbers read at a time,
+// in which order q has them too.
+template <int M, class Number, class Order>
 inline void products_tile(Rows q, Stored<Number> k, index depth, real* s, index lds) {
-  constexpr int N = VL / M;
+  constexpr int N = VL / M, V = Order::VECTORS;
   vec sums[VL];
 #pragma GCC unroll 16
   for (int a = 0; a < VL; ++a) sums[a] = vec{};
-  for (index d = 0; d < depth; d += VL) {
-    vec keys[N];
+  for (index d = 0; d < depth; d += V * VL) {
 #pragma GCC unroll 16
-    for (int n = 0; n < N; ++n) keys[n] = Lanes<Number>::load(k.at(n) + d);
+    for (int n = 0; n < N; ++n) {
+      vec key[V];
+      Order::load(k.at(n) + d, key);
 #pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) {
-      const vec query = load(q.at(m) + d);
-#pragma GCC unroll 16
-      for (int n = 0; n < N; ++n) sums[m * N + n] += query * keys[n];
+      for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) sums[m * N + n] += load(q.at(m) + d + v * VL) * key[v];
     }
   }
   real lanes[VL];
@@ -41,14 +55,14 @@ inline void products_tile(Rows q, Stored<Number> k, index depth, real* s, index 
   for (int m = 0; m < M; ++m) std::copy_n(lanes + m * N, N, s + m * lds);
 }
 // s [rows, keys] = q k^T; keys is a multiple of VL.
-template <class Number>
+template <class Number, class Order = InOrder<Number>>
 inline void products(index rows, Rows q, Stored<Number> k, index keys, index depth, real* s, index lds) {
   for (index j = 0; j < keys; j += VL)
     for_rows(rows, [&](auto size, index r) {
       constexpr int M = std::min<int>(size, VL);
       for (index m = r; m < r + size; m += M)
         for (index n = j; n < j + VL; n += VL / M)
-          products_tile<M, Number>({q.at(m), q.ld}, {k.at(n), k.ld}, depth, s + m * lds + n, lds);
+          products_tile<M, Number, Order>({q.at(m), q.ld}, {k.at(n), k.ld}, depth, s + m * lds + n, lds);
     });
 }
 // out [M, V * VL] += weights [M, keys] v.
@@ -183,7 +197,7 @@ class FewRows {
       const Rows k = keys(b, g, j, n);
       products<real>(rows_, q, {k.data, k.ld}, whole, depth_, s, lds);
     } else {
-      as_stored(x_.k, b, g, j, [&](auto k) { products(rows_, q, k, n, depth_, s, lds); });
+      as_stored(row_of(x_.k, b, g, j), x_.k.type, x_.k.token, [&](auto k) { products(rows_, q, k, n, depth_, s, lds); });
     }
   }
   // Buckets of the offsets that pairs with some keys have, hidden pairs included.
@@ -227,15 +241,8 @@ class FewRows {
       const Rows v = read_rows(x_.v, b, g, j, n, x_.value_dim, 1, v_scratch_);
       gemm(rows_, width_, n, {s, lds, 1}, v.data, v.ld, out, width_, true);
     } else {
-      as_stored(x_.v, b, g, j, [&](auto v) { add_values(rows_, s, lds, v, n, out, width_); });
+      as_stored(row_of(x_.v, b, g, j), x_.v.type, x_.v.token, [&](auto v) { add_values(rows_, s, lds, v, n, out, width_); });
     }
-  }
-  template <class F>
-  static void as_stored(const Tokens& x, index b, index g, index j, F f) {
-    const char* from = row_of(x, b, g, j);
-    if (x.type == REAL) f(Stored<real>{reinterpret_cast<const real*>(from), x.token});
-    if (x.type == BFLOAT16) f(Stored<uint16_t>{reinterpret_cast<const uint16_t*>(from), x.token});
-    if (x.type == FLOAT16) f(Stored<half>{reinterpret_cast<const half*>(from), x.token});
   }
   // n keys from j on as factors of logits, and zeros up to whole vectors of keys.
   Rows keys(index b, index g, index j, index n) {

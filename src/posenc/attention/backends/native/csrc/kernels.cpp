@@ -1,6 +1,7 @@
 // The functions that library.py calls, for one type of number; this file is compiled once for each.
 #include "few_rows.h"
 #include "head_mixing.h"
+#include "linear.h"
 #include "rotation.h"
 #define JOIN(a, b) posenc_##a##_##b
 #define EXPAND(a, b) JOIN(a, b)
@@ -53,6 +54,7 @@ int NAME(rotate)(const Rotation* x) {
   rotate(*x);
   return 0;
 }
+int NAME(linear)(const Linear* x) { return linear(*x); }
 #ifndef POSENC_DOUBLE
 const char* posenc_sources() { return POSENC_SOURCES; }
 #endif
