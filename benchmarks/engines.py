@@ -6,8 +6,8 @@
 
 Each engine runs in processes of its own, with nothing beside it: threads of some that wait would
 slow others. A time is the median of all passes of all rounds, memory what the process came to hold.
-Prints the engine that is first in each row, and writes ``benchmarks/results/engines.json``, or that
-of the name.
+Prints what posenc takes as a multiple of the best other, and how much of it is products of linear
+layers, which bound it; writes ``benchmarks/results/engines.json``, or that of the name.
 """
 
 from __future__ import annotations
@@ -202,9 +202,46 @@ def measure(
         run()
         seconds.append(now() - start)
     row = {"seconds": seconds, "MiB": resident() - begin}
+    if engine == "posenc":
+        row["products"] = products(run, now)
     if output is not None:
         row["difference"] = float((output - expected).abs().max() / expected.abs().max())
     return row
+
+
+def products(run: Pass, now: Callable[[], float]) -> float:
+    """Seconds that linear layers take in a pass: what is left to gain lies in the rest."""
+    begun, taken = [0.0], [0.0]
+
+    def begin(layer: torch.nn.Module, inputs: Any) -> None:
+        begun[0] = now()
+
+    def end(layer: torch.nn.Module, inputs: Any, output: Any) -> None:
+        taken[0] += now() - begun[0]
+
+    registered = torch.nn.modules.module
+    hooks = [
+        registered.register_module_forward_pre_hook(only_linear(begin)),
+        registered.register_module_forward_hook(only_linear(end)),
+    ]
+    times = []
+    for _ in range(5):
+        taken[0] = 0.0
+        run()
+        times.append(taken[0])
+    for hook in hooks:
+        hook.remove()
+    return median(times)
+
+
+def only_linear(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook of all modules that is called for linear layers alone."""
+
+    def called(module: torch.nn.Module, *values: Any) -> None:
+        if isinstance(module, torch.nn.Linear):
+            hook(module, *values)
+
+    return called
 
 
 def resident() -> float:
@@ -270,12 +307,13 @@ def shown(rows: Sequence[dict[str, Any]], engines: Sequence[str]) -> str:
 
 
 def cell(row: dict[str, Any]) -> str:
-    """``88 ms, 310 MiB``, with the difference where it is more than rounding; or what failed."""
+    """Time, its part in products, memory, the difference if more than rounding; or what failed."""
     if "failed" in row:
         return str(row["failed"])
     far = row.get("difference", 0) > 1e-4
     difference = f", off {row['difference']:.0e}" if far else ""
-    return f"{1e3 * row['seconds']:,.0f} ms, {row['MiB']:,.0f} MiB{difference}"
+    of = f", of which products {1e3 * row['products']:,.0f}" if "products" in row else ""
+    return f"{1e3 * row['seconds']:,.0f} ms{of}, {row['MiB']:,.0f} MiB{difference}"
 
 
 def main() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.transformers.acceleration import products
 
@@ -15,15 +15,16 @@ def _other_products_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Linear layers compute by posenc for few rows, else by oneDNN, where there are kernels."""
 
     def last(
-        x: Tensor, weights: Sequence[Tensor], names: Sequence[str], end: float
+        x: Tensor, weights: Sequence[Tensor], layers: Mapping[str, nn.Module], end: float
     ) -> tuple[str, float]:
-        for name in reversed(names):
+        for name, layer in reversed(layers.items()):
+            layer.weight = nn.Parameter(weights[0], requires_grad=False)
             try:
-                products.PRODUCTS[name](x, weights[0], None)
+                layer(x)
             except RuntimeError:  # oneDNN has no kernel of this dtype here
                 continue
-            return name, 2.0
-        return "", 1.0
+            return name, 2.0 if name else 1.0
+        raise AssertionError(layers)
 
     monkeypatch.setattr(products, "_fastest", last)
     monkeypatch.setattr(products, "trial", products.trial.__wrapped__)

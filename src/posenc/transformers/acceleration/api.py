@@ -65,9 +65,9 @@ def accelerate(
     and where nothing is gained, a module's own attention runs. A second call changes nothing,
     unless the model was given another attention implementation since; ``restore`` undoes it.
 
-    Linear layers on a CPU compute by oneDNN where no gradient is wanted and a trial, of a second
-    once a process, shows that it is faster than the library PyTorch takes. Quantize layers before,
-    where that goes by their exact class.
+    Linear layers on a CPU compute by oneDNN, or for up to 7 rows by posenc's kernel, where no
+    gradient is wanted and a trial, of a second once a process, shows that it is faster than the
+    library PyTorch takes. Quantize layers before, where that goes by their exact class.
 
     Args:
         model: of transformers, or one that holds such a model (of peft, sentence-transformers).

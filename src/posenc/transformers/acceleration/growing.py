@@ -24,6 +24,9 @@ Pair = tuple[Float[Tensor, "B G K D"], Float[Tensor, "B G K E"]]
 LEAST = 256
 """Least spare capacity of a new buffer, in tokens."""
 
+COPIED = 2**18
+"""Bytes of keys, and of values, up to which a copy takes no longer than what saves it."""
+
 
 @dataclass(eq=False)
 class Buffers:
@@ -75,7 +78,8 @@ class Growing(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *others: Any, **options: Any) -> Any:
         new, held = (key_states, value_states), (self.keys, self.values)
-        if not self.is_initialized or not all(map(_extends, held, new)):
+        short = not self.is_initialized or held[0].nbytes <= COPIED
+        if short or not all(map(_extends, held, new)):
             self._posenc_buffers = None
             return super().update(key_states, value_states, *others, **options)
         count, added = held[0].shape[2], key_states.shape[2]

@@ -23,6 +23,7 @@ from posenc.errors import ArgumentError
 from posenc.grid import FARTHEST, Grid
 from posenc.runtime import is_exporting, is_scripted
 from posenc.transformers.acceleration.accelerated import (
+    AS_IT_WAS,
     CAUSAL_KEYS,
     KEYS,
     NAME,
@@ -48,9 +49,9 @@ from posenc.transformers.acceleration.patterns import (
 from posenc.transformers.acceleration.routing import (
     ORIGINAL,
     dense_attention,
-    describe,
     note,
     note_kernel,
+    note_plain,
     plain_attention,
 )
 from posenc.transformers.acceleration.terms import ComputedOnce, encoding_of
@@ -61,6 +62,8 @@ such as options of losses; what else their layers name says nothing beyond the m
 
 BOUNDARIES = frozenset({"cu_seq_lens_q", "cu_seq_lens_k"})
 """Options in which FlashAttention finds the documents of a row, as collators add them."""
+
+NAMED = REFUSED_OPTIONS | BOUNDARIES
 
 
 @dataclass(eq=False)
@@ -113,10 +116,12 @@ def attention(
             (``cache``); for ``is_causal=True`` without a mask.
     """
     # Norms of queries and keys leave them wider than values under autocast.
-    query, key = query.to(value.dtype), key.to(value.dtype)
+    if query.dtype != value.dtype or key.dtype != value.dtype:
+        query, key = query.to(value.dtype), key.to(value.dtype)
     queries, keys = query.shape[2], key.shape[2]
     grid = grid_behind(attention_mask, queries, keys)
-    _require_read(options, grid)
+    if not NAMED.isdisjoint(options):
+        _require_read(options, grid)
     if is_causal and attention_mask is None and queries > 1:
         raise ArgumentError(
             "attention_mask",
@@ -128,33 +133,33 @@ def attention(
         grid = grid_of(queries, keys, attention_mask, device=query.device)
     settings = settings_of(module)
     with_weights = wants_weights(module, options)
-    fast = not with_weights and keys >= settings.shortest and not isinstance(position_bias, Tensor)
-    terms: tuple[StructuredScore, ...] = ()
-    if fast and isinstance(position_bias, PositionBias):
-        terms = position_bias.terms
+    of_terms = position_bias is None or isinstance(position_bias, PositionBias)
+    terms: tuple[StructuredScore, ...] = getattr(position_bias, "terms", ())
     options_of_call: dict[str, Any] = {"dropout": dropout, "scale": scaling}
-    if fast and grid is not None:
-        output = None
+    if of_terms and grid is not None and not with_weights:
         extras = {"a bias": terms or None, "sinks": s_aux, "a soft cap": softcap}
         changes = [name for name, extra in extras.items() if extra is not None]
-        if not changes and settings.backend == "auto":
+        output = None
+        if not changes and settings.backend == "auto" and settings is not AS_IT_WAS:
             output = plain_attention(query, key, value, grid, **options_of_call)
         if output is not None:
-            note(module, ORIGINAL, f"{describe(grid)}, where PyTorch's kernel is as fast")
-        else:
+            note_plain(module, grid)
+        elif keys >= settings.shortest:
             note_kernel(module, grid, changes)
             if torch.compiler.is_compiling() and softcap is None and grid.band[0] > -FARTHEST:
                 grid, terms = _padding_as_term(grid, terms, query)
             options_of_call |= {"backend": settings.backend, "sinks": s_aux, "softcap": softcap}
             with entering(settings.prepared):
                 output = attend(query, key, value, grid, encoding_of(*terms), **options_of_call)
-        return output.transpose(1, 2).contiguous(), None
-    note(module, ORIGINAL, "weights are asked for" if with_weights else "a mask of all pairs")
+        if output is not None:
+            return output.transpose(1, 2).contiguous(), None
+    reason = "weights are asked for" if with_weights else "a mask of all pairs"
+    note(module, ORIGINAL, lambda: reason)
     bias = position_bias.dense if isinstance(position_bias, PositionBias) else position_bias
     mask = _all_pairs(attention_mask, query.dtype)
     options_of_call |= {"with_weights": with_weights, "sinks": s_aux, "softcap": softcap}
-    output, weights = dense_attention(query, key, value, bias, mask, **options_of_call)
-    return output.transpose(1, 2).contiguous(), weights
+    written, weights = dense_attention(query, key, value, bias, mask, **options_of_call)
+    return written.transpose(1, 2).contiguous(), weights
 
 
 def _padding_as_term(

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import cycle
 from math import inf
 from statistics import median
 from typing import Any
@@ -156,51 +155,69 @@ def trial(
     found: list[tuple[str, float]] = []
     end = time.perf_counter() + SECONDS
     shape = (inputs, outputs) if by_input else (outputs, inputs)
-    copies = max(1, min(8, READ_BYTES // (outputs * inputs * dtype.itemsize)))
+    copies = 1 + READ_BYTES // (outputs * inputs * dtype.itemsize)
     with torch.inference_mode(), without_autocast(torch.device("cpu")):
-        stored = torch.ones(copies, *shape, dtype=dtype, device="cpu")
-        weights = list(stored.mT if by_input else stored)
+        weights = torch.ones(copies, *shape, dtype=dtype, device="cpu")
         for rows in ROWS:
             if found and rows * outputs * inputs > MOST_TRIED:
                 found.append(found[-1])
                 continue
-            few = rows <= MOST_READ and not by_input
-            names = ["oneDNN", "posenc"] if few else ["oneDNN"]
+            few = rows <= MOST_READ
+            names = ["oneDNN", "posenc"] if few and not by_input else ["oneDNN"]
             names = [name for name in names if _is_available(name, outputs, inputs, dtype)]
-            x = torch.ones(rows, inputs, dtype=dtype, device="cpu")
-            found.append(_fastest(x, weights if rows <= MOST_READ else weights[:1], names, end))
+            layers = {name: _layer(name, outputs, inputs, dtype, by_input) for name in ("", *names)}
+            x = torch.ones(1, rows, inputs, dtype=dtype, device="cpu")
+            found.append(_fastest(x, weights if few else weights[:1], layers, end))
     return tuple(found)
 
 
+def _layer(name: str, outputs: int, inputs: int, dtype: torch.dtype, by_input: bool) -> nn.Module:
+    """A layer by one product for every number of rows, whose weight is yet to be set."""
+    with torch.device("meta"):  # where no random numbers are drawn
+        layer: Any = Conv1D(outputs, inputs) if by_input else nn.Linear(inputs, outputs)
+    bias = torch.zeros(outputs, dtype=dtype, device="cpu")
+    layer.bias = nn.Parameter(bias, requires_grad=False)
+    if name:
+        change_class(layer, LAYERS[type(layer)])
+        layer.__dict__[FASTER] = (dtype, *[name] * len(ROWS))
+    made: nn.Module = layer
+    return made
+
+
 def _fastest(
-    x: Tensor, weights: Sequence[Tensor], names: Sequence[str], end: float
+    x: Tensor, weights: Iterable[Tensor], layers: Mapping[str, nn.Module], end: float
 ) -> tuple[str, float]:
     """The fastest of some products, and PyTorch's time over its; PyTorch's if hardly slower.
 
     Args:
-        weights: used in turn.
+        weights: of the layers, used in turn.
+        layers: by the name of their product, ``""`` for PyTorch's.
         end: time from which on no further round begins.
     """
-    products: dict[str, Product] = {"": nn.functional.linear}
-    products |= {name: PRODUCTS[name] for name in names}
-    shortest = dict.fromkeys(products, inf)  # as other work only lengthens times
-    turns = cycle(weights)
+    parameters = [nn.Parameter(weight, requires_grad=False) for weight in weights]
+    shortest = dict.fromkeys(layers, inf)  # as other work only lengthens times
     for turn in range(ROUNDS + 1):
         if time.perf_counter() > end:
             break
-        for name, compute in list(products.items()):
-            weight, start = next(turns), time.perf_counter()
+        for name in list(shortest):
             try:
-                compute(x, weight, None)
+                times = [_time(layers[name], parameter, x) for parameter in parameters]
             except RuntimeError:  # oneDNN has no kernel of this dtype here
-                del products[name]
+                del shortest[name]
                 continue
             if turn:  # the first call of a product prepares it
-                shortest[name] = min(shortest[name], time.perf_counter() - start)
+                shortest[name] = min(shortest[name], *times)
     plain, best = shortest[""], min(shortest, key=lambda name: shortest[name])
     if not shortest[best] <= GAIN * plain < inf:
         return "", 1.0
     return best, plain / shortest[best]
+
+
+def _time(layer: nn.Module, weight: nn.Parameter, x: Tensor) -> float:
+    layer.weight = weight
+    start = time.perf_counter()
+    layer(x)
+    return time.perf_counter() - start
 
 
 def _layers(model: nn.Module) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -21,6 +21,8 @@ from posenc.grid import FARTHEST, Grid
 from posenc.runtime import is_exporting
 
 POSENC, ORIGINAL = "posenc", "its own"
+
+AS_FAST = "where PyTorch's kernel is as fast"
 
 MOVED = "stretched, at all lengths"
 """The reason of calls that posenc computes since ``stretch`` moved their positions."""
@@ -42,10 +44,15 @@ def recorded() -> Iterator[Record]:
         _RECORD.reset(token)
 
 
-def note(module: nn.Module, computed_by: str, reason: str) -> None:
+def note(module: nn.Module, computed_by: str, reason: Callable[[], str]) -> None:
     """Add a call to the record, if there is one."""
     if not torch.compiler.is_compiling() and (calls := _RECORD.get()) is not None:
-        calls.append((module, computed_by, reason))
+        calls.append((module, computed_by, reason()))
+
+
+def note_plain(module: nn.Module, grid: Grid) -> None:
+    """Add a call that PyTorch's kernel computes."""
+    note(module, ORIGINAL, lambda: f"{describe(grid)}, {AS_FAST}")
 
 
 def note_kernel(module: nn.Module, grid: Grid, changes: Sequence[str]) -> None:
@@ -59,10 +66,9 @@ def note_kernel(module: nn.Module, grid: Grid, changes: Sequence[str]) -> None:
         and not changes
         and grid.key.valid is not None
     ):
-        pairs = describe(grid)
-        note(module, ORIGINAL, f"{pairs}, where PyTorch's kernel is as fast; posenc with padding")
+        note(module, ORIGINAL, lambda: f"{describe(grid)}, {AS_FAST}; posenc with padding")
     else:
-        note(module, POSENC, " with ".join([describe(grid), *changes]))
+        note(module, POSENC, lambda: " with ".join([describe(grid), *changes]))
 
 
 def describe(grid: Grid) -> str:
@@ -126,6 +132,8 @@ def _attend_all(
         if kernel is not None:
             scale = query.shape[3] ** -0.5 if scale is None else scale
             return kernel(query, key, value, None, scale=scale, sinks=None, softcap=None)
+        if not torch.is_grad_enabled():
+            return fused_attention(query, key, value, scale=scale)
     return dense_attention(
         *(query, key, value, None, mask), dropout=dropout, scale=scale, causal=causal
     )[0]

@@ -294,7 +294,7 @@ def attention(
     plain = position_bias is None and not weights
     if plain and grid is not None and placed is not None:
         options_of_call: dict[str, Any] = {"scale": scale, "sinks": s_aux, "softcap": softcap}
-        note(module, POSENC, MOVED)
+        note(module, POSENC, lambda: MOVED)
         output, operands = None, (query, key, value, placed, encoding)
         with nullcontext() if layer is None else entering(layer.adoption.prepared):
             if past is not None and not dropout:
