@@ -23,6 +23,7 @@ OF_EACH_LAYER = (
         "relative_logits",
         "residue_offset",
         "rope_mixed",
+        "scalable_softmax",
         "shaw",
         "swin",
         "swin_v2",

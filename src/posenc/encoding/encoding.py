@@ -19,6 +19,7 @@ from posenc.encoding.parts import (
 )
 from posenc.encoding.prepared import Prepared
 from posenc.encoding.rotation import both_features
+from posenc.encoding.scaling import LogitFactor, ScaledQueries, ScaledScore, has_bands, is_scaled
 from posenc.encoding.tensors import Features, Scores, TokenIds
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -84,11 +85,20 @@ class Encoding(nn.Module):
     def of(cls, *parts: Part) -> Encoding:
         """The encoding with these parts, each on its own site.
 
+        Parts that scale the logits (``scaled``) scale those of all.
+
         Raises:
             ArgumentError: if two parts share a site, or an argument is not a part.
         """
         placed: dict[str, Part] = {}
-        for part in parts:
+        factors: list[LogitFactor] = []
+        for given in parts:
+            part: Part | None = given
+            while isinstance(part, ScaledQueries):
+                factors.insert(0, part.factor)
+                part = part.inner
+            if part is None:
+                continue
             site = next((s for s, kind in cls.SITES.items() if isinstance(part, kind)), None)
             if site is None:
                 raise ArgumentError(
@@ -105,7 +115,36 @@ class Encoding(nn.Module):
                     remedy="Join only encodings that use different sites.",
                 )
             placed[site] = part
-        return cls(**placed)  # type: ignore[arg-type]
+        encoding = cls(**placed)  # type: ignore[arg-type]
+        for factor in factors:
+            encoding = encoding.scaled(factor)
+        return encoding
+
+    def scaled(self, factor: LogitFactor) -> Encoding:
+        """The encoding with logits, biases included, times a factor of each query.
+
+        Raises:
+            ArgumentError: if the score part replaces the softmax.
+        """
+        score = self.score
+        if score is not None and score.replaces_softmax:
+            raise ArgumentError(
+                "encoding",
+                expected="weights that are a softmax, whose logits are scaled",
+                got=type(score).__name__,
+                remedy="Leave the scaling out.",
+            )
+        product = score is None or not score.replaces_product or has_bands(score)
+        return Encoding(
+            embedding=self.embedding,
+            query_key=ScaledQueries(inner=self.query_key, factor=factor)
+            if product
+            else self.query_key,
+            score=score
+            if score is None or is_scaled(score, factor)
+            else ScaledScore(inner=score, factor=factor),
+            value=self.value,
+        )
 
     def __add__(self, other: Encoding) -> Encoding:
         if not isinstance(other, Encoding):
