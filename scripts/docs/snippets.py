@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posenc
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, ValueTerm, ValueTransform
 from posenc.encoding.entry import Entry
 from posenc.registry import ENCODINGS
 
@@ -85,6 +85,10 @@ def tensors(name: str) -> str:
     if encoding.query_key is not None:
         query, key = "new_q", "new_k"
         lines.append("new_q, new_k = encoding.query_key(q, k, grid)\n")
+    undone = ""
+    if isinstance(encoding.value, ValueTransform):
+        lines.append("v = encoding.value(v, layout)\n")
+        undone = "out = encoding.value.undo(out, layout)\n"
     return f"""import torch
 import posenc
 from posenc import Grid, Layout
@@ -93,7 +97,7 @@ from torch.nn.functional import scaled_dot_product_attention
 encoding = {created(name)}
 layout = {where}
 x = torch.randn(1, {TOKENS}, {DIM})
-{"".join(lines)}{_attended(encoding, query, key)}"""
+{"".join(lines)}{_attended(encoding, query, key)}{undone}"""
 
 
 def _embedded(encoding: Encoding, name: str) -> str:
@@ -115,7 +119,8 @@ SDPA = "scaled_dot_product_attention({query}, {key}, v, attn_mask={mask}, scale=
 
 def _attended(encoding: Encoding, query: str, key: str) -> str:
     """Attention from what the score and value parts give."""
-    score, value = encoding.score, encoding.value
+    score = encoding.score
+    value = encoding.value if isinstance(encoding.value, ValueTerm) else None
     if score is None and value is None:
         return f"out = {SDPA.format(query=query, key=key, mask='grid.visible')}\n"
     if score is not None and score.replaces_softmax:

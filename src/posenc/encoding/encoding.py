@@ -14,7 +14,8 @@ from posenc.encoding.parts import (
     Part,
     QueryKeyTransform,
     ScoreTerm,
-    ValueTerm,
+    ValuePart,
+    ValueTransform,
     require_causal,
 )
 from posenc.encoding.prepared import Prepared
@@ -42,7 +43,7 @@ class Encoding(nn.Module):
         embedding: changes token vectors.
         query_key: transforms queries and keys.
         score: adds to the logits, or replaces them.
-        value: adds to the weighted sum of values.
+        value: adds to the weighted sum of values, or transforms values and outputs.
 
     Raises:
         ArgumentError: for a part of another site.
@@ -51,13 +52,13 @@ class Encoding(nn.Module):
     embedding: EmbeddingEncoding | None
     query_key: QueryKeyTransform | None
     score: ScoreTerm | None
-    value: ValueTerm | None
+    value: ValuePart | None
 
     SITES: ClassVar[dict[str, type[Part]]] = {
         "embedding": EmbeddingEncoding,
         "query_key": QueryKeyTransform,
         "score": ScoreTerm,
-        "value": ValueTerm,
+        "value": ValuePart,
     }
 
     def __init__(
@@ -66,7 +67,7 @@ class Encoding(nn.Module):
         embedding: EmbeddingEncoding | None = None,
         query_key: QueryKeyTransform | None = None,
         score: ScoreTerm | None = None,
-        value: ValueTerm | None = None,
+        value: ValuePart | None = None,
     ) -> None:
         super().__init__()
         parts = {"embedding": embedding, "query_key": query_key, "score": score, "value": value}
@@ -80,6 +81,8 @@ class Encoding(nn.Module):
                 )
             self.register_module(site, part)
         self.prepared = Prepared()
+        self.__dict__["_inner"] = None
+        self.value_transform()
 
     @classmethod
     def of(cls, *parts: Part) -> Encoding:
@@ -103,7 +106,7 @@ class Encoding(nn.Module):
             if site is None:
                 raise ArgumentError(
                     "part",
-                    expected="an EmbeddingEncoding, QueryKeyTransform, ScoreTerm or ValueTerm",
+                    expected="an EmbeddingEncoding, QueryKeyTransform, ScoreTerm or ValuePart",
                     got=type(part).__name__,
                     remedy="Subclass one of these.",
                 )
@@ -160,6 +163,16 @@ class Encoding(nn.Module):
         """The parts present, in the order embedding, query_key, score, value."""
         parts = (self.embedding, self.query_key, self.score, self.value)
         return tuple([part for part in parts if part is not None])
+
+    def value_transform(self) -> tuple[ValueTransform, Encoding] | None:
+        """The value part and the encoding inside it, if it is a transform around attention."""
+        if not isinstance(self.value, ValueTransform):
+            return None
+        inner: Encoding | None = self.__dict__["_inner"]
+        if inner is None or inner.query_key is not self.query_key or inner.score is not self.score:
+            inner = self.__dict__["_inner"] = Encoding(query_key=self.query_key, score=self.score)
+            inner.prepared = self.prepared
+        return self.value, inner
 
     def queries(self, heads: int) -> int:
         """Queries that a layer with ``heads`` query heads projects per token.
