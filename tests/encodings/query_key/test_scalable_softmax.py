@@ -126,7 +126,7 @@ def test_equals_llama() -> None:
         project(x).unflatten(-1, (-1, 4)).transpose(1, 2)
         for project in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
     )
-    ours = extend(Encoding(), "log_n", length=3, alpha=0.7, form="llama4")
+    ours = extend(Encoding(), "log_n", length=3, growth=0.7, form="llama4")
     output = attend(q, k, v, grid, ours)
     got = theirs.o_proj(output.transpose(1, 2).flatten(2))
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)  # theirs: factors in float32
@@ -152,7 +152,7 @@ def inkling(positions: Tensor) -> Tensor:
 def test_forms(form: str, expected: Callable[[Tensor], Tensor]) -> None:
     """Where they begin: Llama 4's one position before Ministral 3's."""
     positions = torch.tensor([[0.0, 8190.0, 8191.0, 8192.0, 16382.0, 16383.0, 2.0**20]])
-    part = extend(Encoding(), "log_n", length=8192, alpha=0.1, form=form).query_key
+    part = extend(Encoding(), "log_n", length=8192, growth=0.1, form=form).query_key
     assert isinstance(part, ScaledQueries)
     got = part.of_queries(Grid.of(Layout.at(positions), causal=True)).flatten()
     torch.testing.assert_close(got, expected(positions))

@@ -16,26 +16,26 @@ Form = Literal["log", "llama4", "ministral3"]
 
 
 class LogFactor(LogitFactor):
-    """``κ = 1 + alpha · ln max(1, n/L)``, or with one of the other terms of ``Form``.
+    """``κ = 1 + growth · ln max(1, n/L)``, or with one of the other terms of ``Form``.
 
     Args:
         length: L, up to which κ is 1.
-        alpha: growth of κ where n grows by a factor of e; by default ``1 / ln L``, which makes κ
+        growth: of κ where n grows by a factor of e; by default ``1 / ln L``, which makes κ
             ``max(1, ln n / ln L)``.
         form: of the term.
         of_position: as of ``LogitFactor``.
     """
 
     length: Positive
-    alpha: Positive | None = None
+    growth: Positive | None = None
     form: Form = "log"
     of_position: bool = False
 
     def forward(self, n: Float[Tensor, "b q"]) -> Float[Tensor, "b 1 q"]:
-        alpha = 1 / math.log(self.length) if self.alpha is None else self.alpha
+        growth = 1 / math.log(self.length) if self.growth is None else self.growth
         if self.form == "log":
-            growth = (n / self.length).clamp(min=1).log()
+            logs = (n / self.length).clamp(min=1).log()
         else:
             before = n if self.form == "llama4" else n - 1
-            growth = (before / self.length).floor().clamp(min=0).log1p()
-        return (1 + alpha * growth).unsqueeze(1)
+            logs = (before / self.length).floor().clamp(min=0).log1p()
+        return (1 + growth * logs).unsqueeze(1)

@@ -73,7 +73,7 @@ def relative_logits(
     encoding = Encoding(score=RelativeLogits(dim=dim, heads=heads, width=width, extent=extent))
     if floor is None:
         return encoding
-    return encoding.scaled(LogFactor(length=floor, alpha=alpha, of_position=True))
+    return encoding.scaled(LogFactor(length=floor, growth=alpha, of_position=True))
 
 
 class RelativeLogits(ScoreTerm):

@@ -10,30 +10,30 @@ from posenc.extension.fitting import NotApplicable, Trained
 
 
 def log_n(
-    encoding: Encoding, *, length: Trained, alpha: Positive | None = None, form: Form = "log"
+    encoding: Encoding, *, length: Trained, growth: Positive | None = None, form: Form = "log"
 ) -> Encoding:
     """Log-n scaling: logits of a query among n > L tokens are multiplied by ``ln n / ln L``.
 
-    ``s_ij → κ_i s_ij``, biases included, with ``κ_i = 1 + alpha · ln max(1, n_i / L)``. By default
-    ``alpha = 1 / ln L``, so that ``κ_i = max(1, ln n_i / ln L)``.
+    ``s_ij → κ_i s_ij``, biases included, with ``κ_i = 1 + growth · ln max(1, n_i / L)``. By
+    default ``growth = 1 / ln L``, so that ``κ_i = max(1, ln n_i / ln L)``.
 
     With a causal mask n_i is ``p_i + 1``, so that decoding equals one pass; otherwise the largest
     key position + 1 of the row or document. ``L`` is ``length`` in tokens. It keeps the entropy of
     attention from growing with the length, and is joined to other methods:
     ``extend(encoding, "rerope+log_n", …)``. Cost: Q·D·H; a constant bias table is no longer
-    constant. Differs from the source in nothing. Inkling has the same with α = 0.1. Llama 4's
-    form, in its layers without RoPE, is ``1 + alpha · ln(1 + ⌊n_i / L⌋)``, L = 8192 and α = 0.1: it
-    begins at the last trained position. Ministral 3's has ``⌊p_i / L⌋``.
+    constant. Differs from the source in nothing. Inkling has the same with a growth of 0.1. Llama
+    4's form, in its layers without RoPE, is ``1 + growth · ln(1 + ⌊n_i / L⌋)``, L = 8192 and a
+    growth of 0.1: it begins at the last trained position. Ministral 3's has ``⌊p_i / L⌋``.
 
     Args:
         encoding: any with softmax weights.
         length: L, the trained length.
-        alpha: growth of κ where n grows by a factor of e.
+        growth: of κ where n grows by a factor of e.
         form: ``"log"``, ``"llama4"`` or ``"ministral3"``.
 
     Raises:
         ArgumentError: if the weights are no softmax (stick_breaking), ``length`` is below 2, or
-            ``alpha`` is not positive.
+            ``growth`` is not positive.
         UnknownNameError: for another ``form``.
 
     Reference: Su 2021, "Scale operation of attention from entropy invariance",
@@ -45,13 +45,13 @@ def log_n(
     >>> log_n(posenc.create("alibi", heads=4), length=64).score
     ScaledScore(
       (inner): Alibi(heads=4)
-      (factor): LogFactor(length=64, alpha=None, form='log')
+      (factor): LogFactor(length=64, growth=None, form='log')
     )
     """
     score = encoding.score
     if score is not None and score.replaces_softmax:
         raise NotApplicable.of("log_n", "weights that are a softmax", encoding)
-    return encoding.scaled(LogFactor(length=length, alpha=alpha, form=form))
+    return encoding.scaled(LogFactor(length=length, growth=growth, form=form))
 
 
 ENTRY = Extension(
