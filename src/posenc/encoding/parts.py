@@ -289,6 +289,10 @@ class ScoreTerm(Part, ABC):
 class ValuePart(Part, ABC):
     """Changes what attention makes of values: a term added to it, or a transform around it."""
 
+    def lower(self, grid: Grid) -> BucketedTerms | None:
+        """The structured form, ``BucketedTerms(value=...)``; None if there is none."""
+        return None
+
 
 class ValueTransform(ValuePart, ABC):
     """Transforms values by their positions before attention, and outputs by the queries' after it.
@@ -311,10 +315,6 @@ class ValueTerm(ValuePart, ABC):
     @abstractmethod
     def forward(self, weights: Float[Tensor, "B H Q K"], grid: Grid) -> Float[Tensor, "B H Q D"]:
         """The term of the output ``[B, H, Q, D]``, from the attention weights."""
-
-    def lower(self, grid: Grid) -> BucketedTerms | None:
-        """The structured form, ``BucketedTerms(value=...)``; None if there is none."""
-        return None
 
 
 def require_causal(parts: Iterable[Part], causal: bool) -> None:

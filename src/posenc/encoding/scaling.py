@@ -59,7 +59,9 @@ class _Scaled(Part):
     def _take_over(self, *names: str) -> None:
         """Have the attributes of the part inside."""
         inner = self.inner
-        shared = {"axes": None} if inner is None else {n: getattr(inner, n) for n in SHARED + names}
+        shared: dict[str, object] = {"axes": None}
+        if inner is not None:
+            shared = {name: getattr(inner, name) for name in SHARED + names}
         if self.factor.heads is not None:
             shared["heads"] = self.factor.heads
         self.__dict__.update(shared)

@@ -56,7 +56,7 @@ def lower(
         for summand in terms:
             _require_shapes(encoding.score, summand, q, k, value_dim)
         lowered += terms
-    if isinstance(encoding.value, ValueTerm):
+    if encoding.value is not None:
         term = encoding.value.lower(grid)
         if term is None:
             return None

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.encoding import BucketedTerms, Encoding, StructuredScore, ValueTerm, ValueTransform
+from posenc.encoding import BucketedTerms, Encoding, StructuredScore, ValueTransform
 from posenc.errors import ArgumentError, LengthError
 from posenc.grid import Grid
 from posenc.lab.visualization.panels import Curves, Heat, Panel, Profile, Trail
@@ -388,7 +388,7 @@ class EncodingProbe:
         terms: list[StructuredScore | None] = []
         if self.encoding.score is not None:
             terms += self.encoding.score.lower(self.q, self.q, self.grid, scale=self.scale) or ()
-        elif isinstance(self.encoding.value, ValueTerm):
+        elif self.encoding.value is not None:
             terms.append(self.encoding.value.lower(self.grid))
         for term in terms:
             if not (isinstance(term, BucketedTerms) and term.max_distance and self.flat):
