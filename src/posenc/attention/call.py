@@ -71,7 +71,7 @@ class Call:
         total = self.global_softmax
         if total is not None:
             total = total._replace(output=transform(total.output, self.grid.query))
-        v = transform(self.v, self.grid.key)
+        v = transform(zero_invalid(self.v, self.grid.key, dim=2), self.grid.key)
         return replace(self, v=v, encoding=inner, global_softmax=total)
 
     def without_padding(self) -> Call:

@@ -62,6 +62,9 @@ class _Scaled(Part):
         shared: dict[str, object] = {"axes": None}
         if inner is not None:
             shared = {name: getattr(inner, name) for name in SHARED + names}
+        inner_axes, axes = None if inner is None else inner.axes, self.factor.axes
+        if axes is not None:
+            shared["axes"] = axes if inner_axes is None else tuple({*axes} & {*inner_axes})
         if self.factor.heads is not None:
             shared["heads"] = self.factor.heads
         self.__dict__.update(shared)

@@ -52,6 +52,8 @@ def scalable_softmax(*, heads: Count, length: Length = 1024, bias: bool = False)
 class LearnedLogFactor(LogitFactor):
     """``κ = s_h ln n + b_h``; see ``scalable_softmax``."""
 
+    axes = (1,)
+
     heads: Count
     length: Length = 1024
     bias: bool = False
