@@ -20,7 +20,7 @@ LINES = {file: len(file.read_text().splitlines()) for file in PACKAGE.rglob("*.p
 
 def test_no_file_is_too_long_to_keep_in_mind() -> None:
     """A method is one file, whatever its length."""
-    sites = [PACKAGE / "encodings" / site for site in ("embedding", "query_key", "score")]
+    sites = [PACKAGE / "encodings" / site for site in ("embedding", "query_key", "score", "value")]
     lines = {file: n for file, n in LINES.items() if file.parent not in sites}
     assert {str(file.relative_to(PACKAGE)): n for file, n in lines.items() if n > LONGEST} == {}
 

@@ -17,6 +17,7 @@ SITES = {
     "embedding": "token vectors",
     "query_key": "queries and keys",
     "score": "scores, and values of some",
+    "value": "values and outputs",
     "": "nothing, the control",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posenc
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, ValueTerm, ValueTransform
 from posenc.encoding.entry import Entry
 from posenc.registry import ENCODINGS
 
@@ -85,6 +85,11 @@ def tensors(name: str) -> str:
     if encoding.query_key is not None:
         query, key = "new_q", "new_k"
         lines.append("new_q, new_k = encoding.query_key(q, k, grid)\n")
+    undone, values = "", "v"
+    if isinstance(encoding.value, ValueTransform):
+        values = "new_v"
+        lines.append("new_v = encoding.value(v, layout)\n")
+        undone = "out = encoding.value.undo(out, layout)\n"
     return f"""import torch
 import posenc
 from posenc import Grid, Layout
@@ -93,7 +98,7 @@ from torch.nn.functional import scaled_dot_product_attention
 encoding = {created(name)}
 layout = {where}
 x = torch.randn(1, {TOKENS}, {DIM})
-{"".join(lines)}{_attended(encoding, query, key)}"""
+{"".join(lines)}{_attended(encoding, query, key, values)}{undone}"""
 
 
 def _embedded(encoding: Encoding, name: str) -> str:
@@ -110,29 +115,30 @@ def _observes(encoding: Encoding) -> bool:
     return any(type(part).observe is not posenc.encoding.Part.observe for part in encoding.parts())
 
 
-SDPA = "scaled_dot_product_attention({query}, {key}, v, attn_mask={mask}, scale=scale)"
+SDPA = "scaled_dot_product_attention({query}, {key}, {values}, attn_mask={mask}, scale=scale)"
 
 
-def _attended(encoding: Encoding, query: str, key: str) -> str:
+def _attended(encoding: Encoding, query: str, key: str, values: str) -> str:
     """Attention from what the score and value parts give."""
-    score, value = encoding.score, encoding.value
+    score = encoding.score
+    value = encoding.value if isinstance(encoding.value, ValueTerm) else None
     if score is None and value is None:
-        return f"out = {SDPA.format(query=query, key=key, mask='grid.visible')}\n"
+        return f"out = {SDPA.format(query=query, key=key, values=values, mask='grid.visible')}\n"
     if score is not None and score.replaces_softmax:
         return (
             f"weights = encoding.score({query}, {key}, grid, scale=scale).exp()\n"
-            "out = weights.masked_fill(~grid.visible, 0.0) @ v\n"
+            f"out = weights.masked_fill(~grid.visible, 0.0) @ {values}\n"
         )
     if score is not None and score.by_position and value is None:
         return (
             "bias = encoding.bias(grid, scale=scale).masked_fill(~grid.visible, -torch.inf)\n"
-            f"out = {SDPA.format(query=query, key=key, mask='bias')}\n"
+            f"out = {SDPA.format(query=query, key=key, values=values, mask='bias')}\n"
         )
     term = f"encoding.score({query}, {key}, grid, scale=scale)"
     if value is None and score is not None and not score.replaces_product:
         return (
             f"bias = {term}.masked_fill(~grid.visible, -torch.inf)\n"
-            f"out = {SDPA.format(query=query, key=key, mask='bias')}\n"
+            f"out = {SDPA.format(query=query, key=key, values=values, mask='bias')}\n"
         )
     product = f"scale * {query} @ {key}.mT"
     if score is not None:
@@ -140,7 +146,7 @@ def _attended(encoding: Encoding, query: str, key: str) -> str:
     lines = (
         f"logits = {product}\n"
         "weights = logits.masked_fill(~grid.visible, -torch.inf).softmax(-1)\n"
-        "out = weights @ v"
+        f"out = weights @ {values}"
     )
     return lines + (" + encoding.value(weights, grid)\n" if value is not None else "\n")
 

@@ -109,6 +109,9 @@ Magnitude = Annotated[float, Interval(0, 1e6)]
 Factor = Annotated[float, Interval(1e-6, 1e6)]
 """A multiplier of vectors or logits."""
 
+Divisor = Annotated[float, Interval(1e-6)]
+"""A divisor of a frequency; infinite, it makes it 0."""
+
 Probability = Annotated[float, Interval(0, 1, below=True)]
 """A dropout probability."""
 

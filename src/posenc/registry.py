@@ -17,6 +17,7 @@ ENCODINGS: Registry[Entry] = Registry(
     "posenc.encodings.embedding",
     "posenc.encodings.query_key",
     "posenc.encodings.score",
+    "posenc.encodings.value",
     group="posenc.encodings",
 )
 """All encodings by name, including those of other packages."""

@@ -12,7 +12,7 @@ from posenc import Encoding, Grid, Layout, attend, create
 from posenc.attention import LayerCache
 from posenc.encodings.query_key.rope import Rope
 from posenc.extension import extend
-from posenc.extension.varying import seen_lengths
+from posenc.grid import seen_lengths
 
 L = 8
 LONG, SHORT = (1.0, 2.0, 3.0, 4.0), (1.0, 1.1, 1.2, 1.3)

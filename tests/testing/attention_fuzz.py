@@ -385,7 +385,11 @@ def _takes_any(case: AttentionCase, encoding: Encoding) -> bool:
         return False
     if case.wrong == "causal" and encoding.causal_only:
         return False
-    return all(getattr(part, case.wrong) is None for part in encoding.parts())
+    # Queries and keys have the wrong width, which a value part alone does not see.
+    parts = [
+        part for part in encoding.parts() if case.wrong != "head_dim" or part is not encoding.value
+    ]
+    return all(getattr(part, case.wrong) is None for part in parts)
 
 
 def _exactly(case: AttentionCase, encoding: Encoding, head_dim: int) -> list[Tensor]:

@@ -96,8 +96,9 @@ def attend(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention with ``encoding``'s query_key, score and value parts.
 
-    ``softmax(scale · f(q)·f(k) + score) · (v + value)`` over the keys each query may see. The
-    embedding part, if any, belongs before the projections and is not applied here.
+    ``softmax(scale · f(q)·f(k) + score) · (v + value)`` over the keys each query may see, or
+    ``g⁻¹(softmax(…) · g(v))`` with a value part that is a transform g. The embedding part, if any,
+    belongs before the projections and is not applied here.
 
     Args:
         q: ``[B, H, Q, D]``, not yet transformed (unrotated, for RoPE).
@@ -150,6 +151,13 @@ def attend_block(call: Call, backend: str | Backend, *, return_lse: bool = False
     encoding = call.encoding
     if not isinstance(encoding, Encoding):
         validate(call)  # says so
+    transform = encoding.value_transform()
+    if transform is not None:
+        validate(call)
+        with entering(encoding.prepared):
+            inside = call.with_values(*transform)
+            output, lse = attend_block(inside, backend, return_lse=return_lse)
+            return Result(transform[0].undo(output, call.grid.query), lse)
     repeatable = _kind_of(call) if isinstance(backend, str) and backend == "auto" else None
     prepared: Attend | None = None
     if repeatable is not None:
@@ -264,6 +272,10 @@ def attend_block_backward(call: Call, backend: str | Backend) -> Float[Tensor, "
     """
     validate(call)
     require_softmax("global_softmax", "none", call.encoding)
+    transform = call.encoding.value_transform()
+    if transform is not None:
+        output = attend_block_backward(call.with_values(*transform), backend)
+        return transform[0].undo(output, call.grid.query)
     call = call.autocast()
     q, k = call.q, call.k
     with without_autocast(q.device):
@@ -309,7 +321,8 @@ def explain(
     """
     call = Call(q, k, v, grid, encoding, dropout, scale, sinks=sinks, softcap=softcap)
     validate(call)
-    call = call.autocast()
+    transform = encoding.value_transform()
+    call = (call if transform is None else call.with_values(*transform)).autocast()
     with without_autocast(q.device):
         call = call.without_hidden().without_padding()
         choice = choose(call, backend)

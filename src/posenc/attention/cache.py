@@ -29,8 +29,8 @@ class LayerCache:
     Keys are kept with their layout as they came from the projection, so that every method,
     length-dependent ones included, sees the past exactly as in one pass over the whole sequence.
     Where the attention layer knows that its encoding transforms each key by its own position
-    alone, it gives them transformed. Where gradients are disabled, tokens are written behind the
-    past, in memory that doubles when it is full.
+    alone, it gives them transformed; so it does values. Where gradients are disabled, tokens are
+    written behind the past, in memory that doubles when it is full.
 
     Attributes:
         transformed: whether ``keys`` have been transformed by the encoding.

@@ -20,7 +20,7 @@ from posenc.attention.problem.problem import (
     Rotate,
     transformed,
 )
-from posenc.encoding import Encoding, Rotation, repeat_heads
+from posenc.encoding import Encoding, Rotation, ValueTransform, repeat_heads
 from posenc.encoding.parts import require_causal
 from posenc.encoding.prepared import reused_of_grid
 from posenc.errors import ArgumentError
@@ -62,6 +62,17 @@ class Call:
         if dtype is None:
             return self
         return replace(self, q=self.q.to(dtype), k=self.k.to(dtype), v=self.v.to(dtype))
+
+    def with_values(self, transform: ValueTransform, inner: Encoding) -> Call:
+        """The call inside a transform of values: values and any global output transformed.
+
+        The transform's inverse is left to be applied to what it returns.
+        """
+        total = self.global_softmax
+        if total is not None:
+            total = total._replace(output=transform(total.output, self.grid.query))
+        v = transform(zero_invalid(self.v, self.grid.key, dim=2), self.grid.key)
+        return replace(self, v=v, encoding=inner, global_softmax=total)
 
     def without_padding(self) -> Call:
         """The call with zeros at invalid tokens, so that no backend reads what they hold."""

@@ -253,6 +253,11 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "B H Q D"]:
         """Attention to these keys and those in the cache, which is extended by them."""
         encoding, scale = self.encoding, self.scale
+        transform = None if cache is None else encoding.value_transform()
+        if transform is not None and next(transform[0].parameters(), None) is not None:
+            transform = None  # it may change between calls; attend applies it to all values
+        if transform is not None:
+            v, encoding = transform[0](v, key_layout), transform[1]
         if cache is not None:
             if is_self and self._may_keep_transformed(cache):
                 rotated, keys = self._transformed(q, k, v, layout, key_layout)
@@ -266,13 +271,14 @@ class Attention(nn.Module):
         options: dict[str, Any] = {"sinks": self.sinks, "softcap": self.softcap}
         softmax = {name: value for name, value in options.items() if value is not None}
         output = None
-        if cache is not None and self.backend == "auto" and not dropout:
+        whole = encoding.value_transform() is None
+        if cache is not None and whole and self.backend == "auto" and not dropout:
             call = Call(q, k, v, grid, encoding, scale=scale, **softmax)
             output = attend_last(call)
         if output is None:
             softmax |= {"backend": self.backend, "dropout": dropout, "scale": scale}
             output = self.attend(q, k, v, grid, encoding, **softmax)
-        return output
+        return output if transform is None else transform[0].undo(output, layout)
 
     def _transformed(
         self,

@@ -15,7 +15,14 @@ from posenc.encoding.lowered import (
     StructuredScore,
     TokenTableProduct,
 )
-from posenc.encoding.parts import EmbeddingEncoding, Part, QueryKeyTransform, ScoreTerm, ValueTerm
+from posenc.encoding.parts import (
+    EmbeddingEncoding,
+    Part,
+    QueryKeyTransform,
+    ScoreTerm,
+    ValueTerm,
+    ValueTransform,
+)
 from posenc.encoding.rotation import Pairing, RotatedBand, Rotation, apply_rotation
 from posenc.encoding.tensors import repeat_heads
 
@@ -41,6 +48,7 @@ __all__ = [
     "StructuredScore",
     "TokenTableProduct",
     "ValueTerm",
+    "ValueTransform",
     "apply_rotation",
     "repeat_heads",
 ]

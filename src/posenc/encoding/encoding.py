@@ -14,11 +14,13 @@ from posenc.encoding.parts import (
     Part,
     QueryKeyTransform,
     ScoreTerm,
-    ValueTerm,
+    ValuePart,
+    ValueTransform,
     require_causal,
 )
 from posenc.encoding.prepared import Prepared
 from posenc.encoding.rotation import both_features
+from posenc.encoding.scaling import LogitFactor, ScaledQueries, ScaledScore, has_bands, is_scaled
 from posenc.encoding.tensors import Features, Scores, TokenIds
 from posenc.errors import ArgumentError
 from posenc.grid import Grid
@@ -41,7 +43,7 @@ class Encoding(nn.Module):
         embedding: changes token vectors.
         query_key: transforms queries and keys.
         score: adds to the logits, or replaces them.
-        value: adds to the weighted sum of values.
+        value: adds to the weighted sum of values, or transforms values and outputs.
 
     Raises:
         ArgumentError: for a part of another site.
@@ -50,13 +52,13 @@ class Encoding(nn.Module):
     embedding: EmbeddingEncoding | None
     query_key: QueryKeyTransform | None
     score: ScoreTerm | None
-    value: ValueTerm | None
+    value: ValuePart | None
 
     SITES: ClassVar[dict[str, type[Part]]] = {
         "embedding": EmbeddingEncoding,
         "query_key": QueryKeyTransform,
         "score": ScoreTerm,
-        "value": ValueTerm,
+        "value": ValuePart,
     }
 
     def __init__(
@@ -65,7 +67,7 @@ class Encoding(nn.Module):
         embedding: EmbeddingEncoding | None = None,
         query_key: QueryKeyTransform | None = None,
         score: ScoreTerm | None = None,
-        value: ValueTerm | None = None,
+        value: ValuePart | None = None,
     ) -> None:
         super().__init__()
         parts = {"embedding": embedding, "query_key": query_key, "score": score, "value": value}
@@ -79,21 +81,32 @@ class Encoding(nn.Module):
                 )
             self.register_module(site, part)
         self.prepared = Prepared()
+        self.__dict__["_inner"] = None
+        self.value_transform()
 
     @classmethod
     def of(cls, *parts: Part) -> Encoding:
         """The encoding with these parts, each on its own site.
 
+        Parts that scale the logits (``scaled``) scale those of all.
+
         Raises:
             ArgumentError: if two parts share a site, or an argument is not a part.
         """
         placed: dict[str, Part] = {}
-        for part in parts:
+        factors: list[LogitFactor] = []
+        for given in parts:
+            part: Part | None = given
+            while isinstance(part, ScaledQueries):
+                factors.insert(0, part.factor)
+                part = part.inner
+            if part is None:
+                continue
             site = next((s for s, kind in cls.SITES.items() if isinstance(part, kind)), None)
             if site is None:
                 raise ArgumentError(
                     "part",
-                    expected="an EmbeddingEncoding, QueryKeyTransform, ScoreTerm or ValueTerm",
+                    expected="an EmbeddingEncoding, QueryKeyTransform, ScoreTerm or ValuePart",
                     got=type(part).__name__,
                     remedy="Subclass one of these.",
                 )
@@ -105,7 +118,36 @@ class Encoding(nn.Module):
                     remedy="Join only encodings that use different sites.",
                 )
             placed[site] = part
-        return cls(**placed)  # type: ignore[arg-type]
+        encoding = cls(**placed)  # type: ignore[arg-type]
+        for factor in factors:
+            encoding = encoding.scaled(factor)
+        return encoding
+
+    def scaled(self, factor: LogitFactor) -> Encoding:
+        """The encoding with logits, biases included, times a factor of each query.
+
+        Raises:
+            ArgumentError: if the score part replaces the softmax.
+        """
+        score = self.score
+        if score is not None and score.replaces_softmax:
+            raise ArgumentError(
+                "encoding",
+                expected="weights that are a softmax, whose logits are scaled",
+                got=type(score).__name__,
+                remedy="Leave the scaling out.",
+            )
+        product = score is None or not score.replaces_product or has_bands(score)
+        return Encoding(
+            embedding=self.embedding,
+            query_key=ScaledQueries(inner=self.query_key, factor=factor)
+            if product
+            else self.query_key,
+            score=score
+            if score is None or is_scaled(score, factor)
+            else ScaledScore(inner=score, factor=factor),
+            value=self.value,
+        )
 
     def __add__(self, other: Encoding) -> Encoding:
         if not isinstance(other, Encoding):
@@ -121,6 +163,16 @@ class Encoding(nn.Module):
         """The parts present, in the order embedding, query_key, score, value."""
         parts = (self.embedding, self.query_key, self.score, self.value)
         return tuple([part for part in parts if part is not None])
+
+    def value_transform(self) -> tuple[ValueTransform, Encoding] | None:
+        """The value part and the encoding inside it, if it is a transform around attention."""
+        if not isinstance(self.value, ValueTransform):
+            return None
+        inner: Encoding | None = self.__dict__["_inner"]
+        if inner is None or inner.query_key is not self.query_key or inner.score is not self.score:
+            inner = self.__dict__["_inner"] = Encoding(query_key=self.query_key, score=self.score)
+            inner.prepared = self.prepared
+        return self.value, inner
 
     def queries(self, heads: int) -> int:
         """Queries that a layer with ``heads`` query heads projects per token.

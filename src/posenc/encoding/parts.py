@@ -81,7 +81,7 @@ class Part(nn.Module):
     Beside float64 features, positions come as float64, so that what is computed of them is exact.
     """
 
-    HOOKED: ClassVar[tuple[str, ...]] = ("bands", "fuse", "lower", "observe")
+    HOOKED: ClassVar[tuple[str, ...]] = ("bands", "fuse", "lower", "observe", "undo")
     """Methods besides ``forward`` that run inside the hooks of the module."""
 
     mixes_heads: ClassVar[bool] = False
@@ -286,16 +286,35 @@ class ScoreTerm(Part, ABC):
         return None
 
 
-class ValueTerm(Part, ABC):
+class ValuePart(Part, ABC):
+    """Changes what attention makes of values: a term added to it, or a transform around it."""
+
+    def lower(self, grid: Grid) -> BucketedTerms | None:
+        """The structured form, ``BucketedTerms(value=...)``; None if there is none."""
+        return None
+
+
+class ValueTransform(ValuePart, ABC):
+    """Transforms values by their positions before attention, and outputs by the queries' after it.
+
+    Transformed values are cached if it has no parameters.
+    """
+
+    @abstractmethod
+    def forward(self, v: Float[Tensor, "B H L E"], layout: Layout) -> Float[Tensor, "B H L E"]:
+        """The transformed values of tokens in ``layout``, in their own dtype, by position alone."""
+
+    @abstractmethod
+    def undo(self, v: Float[Tensor, "B H L E"], layout: Layout) -> Float[Tensor, "B H L E"]:
+        """The inverse transform of outputs, by the positions of their queries."""
+
+
+class ValueTerm(ValuePart, ABC):
     """Adds to the weighted sum of values."""
 
     @abstractmethod
     def forward(self, weights: Float[Tensor, "B H Q K"], grid: Grid) -> Float[Tensor, "B H Q D"]:
         """The term of the output ``[B, H, Q, D]``, from the attention weights."""
-
-    def lower(self, grid: Grid) -> BucketedTerms | None:
-        """The structured form, ``BucketedTerms(value=...)``; None if there is none."""
-        return None
 
 
 def require_causal(parts: Iterable[Part], causal: bool) -> None:

@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from posenc.attention import BACKENDS, attend, explain
 from posenc.attention.problem.lowering import GivenTerms, GivenValues
-from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, StructuredScore
+from posenc.encoding import (
+    BucketedTerms,
+    Encoding,
+    ScoreTerm,
+    StructuredScore,
+    ValueTerm,
+    ValueTransform,
+)
 from posenc.encoding.prepared import Prepared
 from posenc.errors import ArgumentError, BackendRefusal
 from posenc.grid import Grid
@@ -93,7 +100,10 @@ def lowered_is_forward(subject: Subject) -> None:
                 dense = GivenTerms(*terms)(q, k, grid, scale=0.3)
                 _require_rows_alone(score, terms, score.lower(-q, k + 1, grid, scale=0.3) or ())
                 _match(score(q, k, grid, scale=0.3), dense, [q, k, *score.parameters()], "score")
-        if value is not None:
+        if isinstance(value, ValueTransform):
+            v = heads_of(HEADS, 9, seed=4)
+            agree("undone values", value.undo(value(v, grid.key), grid.key), v)
+        elif isinstance(value, ValueTerm):
             weights = heads_of(HEADS, 7, seed=6)[..., :1].expand(-1, -1, -1, 9).softmax(-1)
             weights = (weights * torch.arange(1, 10)).requires_grad_()
             term = value.lower(grid)

@@ -341,9 +341,13 @@ def _raised_base(rope: Rope) -> float | None:
     pairs, slowest = rope.rotated // 2, rope.divisors[-1]
     steps = (slowest ** (t / max(1, pairs - 1)) for t in range(pairs))
     same = all(map(math.isclose, rope.divisors, steps))
-    if not same or rope.gain != 1 or (pairs == 1 and slowest != 1):
+    if not same or rope.gain != 1 or slowest == math.inf or (pairs == 1 and slowest != 1):
         return None
     return float(rope.base * slowest ** (pairs / max(1, pairs - 1)))
+
+
+STOPPED = 1e30
+"""Factor of a pair that does not turn; JSON has no infinity."""
 
 
 def _longrope(
@@ -356,8 +360,8 @@ def _longrope(
     return {
         "rope_type": "longrope",
         "factor": max(1.0, longest / trained),
-        "long_factor": list(long),
-        "short_factor": list(short),
+        "long_factor": [min(factor, STOPPED) for factor in long],
+        "short_factor": [min(factor, STOPPED) for factor in short],
         "attention_factor": gain,
         "long_mscale": gain,
         "short_mscale": gain,

@@ -12,7 +12,7 @@ from transformers.models.inkling.configuration_inkling import InklingTextConfig
 from transformers.models.inkling.modeling_inkling import InklingAttention
 
 from posenc import Encoding, Grid, Layout, attend
-from posenc.encodings.score.relative_logits import relative_logits
+from posenc.encodings.score.relative_logits import RelativeLogits, relative_logits
 from posenc.testing.oracles import attention_by_loops
 from tests.encodings.grids import GRIDS, inputs
 from tests.support.exhaustive import in_turn
@@ -44,19 +44,26 @@ def make(floor: float | None = None, extent: int = 3) -> Encoding:
     return encoding
 
 
+def inside(encoding: Encoding) -> RelativeLogits:
+    """The score part without its temperature."""
+    score = getattr(encoding.score, "inner", encoding.score)
+    assert isinstance(score, RelativeLogits)
+    return score
+
+
 @pytest.mark.parametrize(("grid", "extent", "floor"), in_turn(2, GRIDS, [1, 3, 100], [None, 2.5]))
 def test_equals_loops(grid: Grid, extent: int, floor: float | None) -> None:
     q, k, v = inputs(grid)
     encoding = make(floor, extent)
     x = torch.randn(2, grid.query.length, 12, dtype=torch.float64)
-    mixtures = (x @ encoding.score.project.weight.T).view(2, -1, 6, 4).transpose(1, 2)
+    mixtures = (x @ inside(encoding).project.weight.T).view(2, -1, 6, 4).transpose(1, 2)
 
     def logit(row: Tensor, key: Tensor, h: int, at: float, to: float) -> Tensor:
         query, mixture = row[:8], row[8:]
         total = query @ key * 8**-0.5
         back = round(at - to)
         if 0 <= back < extent:
-            total = total + mixture @ encoding.score.profiles[:, back]
+            total = total + mixture @ inside(encoding).profiles[:, back]
         return total if floor is None else total * (1 + 0.7 * math.log(max(1, (at + 1) / floor)))
 
     expected = attention_by_loops(torch.cat([q, mixtures], -1), k, v, grid, logit=logit)
@@ -80,8 +87,8 @@ def test_equals_transformers(layer: int) -> None:
         dim=24, heads=6, width=5, extent=theirs.rel_extent, floor=None if sliding else 5, alpha=0.7
     ).double()
     with torch.no_grad():
-        ours.score.project.weight.copy_(theirs.r_proj.weight)
-        ours.score.profiles.copy_(theirs.rel_logits_proj.proj)
+        inside(ours).project.weight.copy_(theirs.r_proj.weight)
+        inside(ours).profiles.copy_(theirs.rel_logits_proj.proj)
     x = torch.randn(2, 12, 24, dtype=torch.float64)
     grid = Grid.of(ours.observe(x, Layout.sequence(12)), causal=True, window=window)
     mask = torch.zeros(12, 12, dtype=torch.float64).masked_fill(~grid.visible, -torch.inf)
@@ -97,7 +104,7 @@ def test_equals_transformers(layer: int) -> None:
     torch.testing.assert_close(got, expected, rtol=1e-6, atol=3e-6)  # norms are in float32
     weights = torch.randn_like(got)
     (a,) = torch.autograd.grad((expected * weights).sum(), theirs.rel_logits_proj.proj)
-    (b,) = torch.autograd.grad((got * weights).sum(), ours.score.profiles)
+    (b,) = torch.autograd.grad((got * weights).sum(), inside(ours).profiles)
     torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-4)  # softmax too
 
 
@@ -106,8 +113,8 @@ def test_a_number_by_hand() -> None:
     # logits are τ · P = 0 for itself and τ · ln 3 / τ for the first.
     encoding = relative_logits(dim=1, heads=1, width=1, extent=2, floor=1.0, alpha=1.0)
     with torch.no_grad():
-        encoding.score.project.weight.fill_(1.0)
-        encoding.score.profiles.copy_(torch.tensor([[0.0, math.log(3) / (1 + math.log(2))]]))
+        inside(encoding).project.weight.fill_(1.0)
+        inside(encoding).profiles.copy_(torch.tensor([[0.0, math.log(3) / (1 + math.log(2))]]))
     grid = Grid.of(encoding.observe(torch.ones(1, 2, 1), Layout.sequence(2)), causal=True)
     zero, values = torch.zeros(1, 1, 2, 1), torch.tensor([8.0, 4.0]).view(1, 1, 2, 1)
     output = attend(zero, zero, values, grid, encoding)

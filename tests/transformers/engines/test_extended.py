@@ -46,6 +46,7 @@ METHODS: list[tuple[str, dict[str, Any], dict[str, str]]] = [
     ("yarn", {"temperature": 1.4}, {"SGLang": GAIN, "llama.cpp": GAIN}),
     ("yarn", {"truncate": False}, {"llama.cpp": OTHER, "mlx-lm": OTHER}),
     ("longrope", {}, {"vLLM": AS_LONGER, "mlx-lm": AS_LONGER, "llama.cpp": IGNORED}),
+    ("clipped", {}, {"llama.cpp": IGNORED}),
     ("riflex", {"repeats": 700.0}, {"llama.cpp": IGNORED}),
     ("dynamic_ntk", {}, {"vLLM": IGNORED, "SGLang": OTHER, "llama.cpp": IGNORED}),
 ]

@@ -86,6 +86,21 @@ class KeyRanks:
         sums = torch.nn.functional.pad(wide.cumsum(-1), (1, 0))
         return _read(sums, self.query_until), _read(sums, self.until)
 
+    def earlier(
+        self, values: Float[Tensor, "b F K"], steps: int, key: Layout
+    ) -> Float[Tensor, "b F K"]:
+        """``values`` of the key ``steps`` ranks before each key in its document, 0 without one."""
+        ranks = self.of_keys - steps
+        index = ranks.clamp(min=0)
+        if self.arrangement is not None:
+            index = self.arrangement.gather(-1, index)
+        exists = ranks >= 0
+        if key.document is not None:
+            rows = max(index.shape[0], key.document.shape[0])
+            index, document = (x.expand(rows, -1) for x in (index, key.document))
+            exists = exists & (document.gather(-1, index) == document)
+        return _read(values, index).masked_fill(~exists.unsqueeze(1), 0.0)
+
     def from_key(self, values: Scores) -> Scores:
         """For each key, the sum of a query's ``values`` over this key and those after it."""
         sums = self.arrange(values).flip(-1).cumsum(-1).flip(-1)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Base, Count, EvenWidth, Factor, Interval, Natural
+from posenc.arguments import Base, Count, Divisor, EvenWidth, Factor, Interval, Natural
 from posenc.encoding import Entry, Pairing
 from posenc.encoding.prepared import constant
 from posenc.encodings.common.precision import angles_at, geometric_frequencies, wider
@@ -91,7 +91,7 @@ class AxialRope(Rotary):
     pairing: Pairing = "adjacent"
     across_heads: bool = False
     learned: bool = False
-    divisors: Sequence[Factor] | None = None
+    divisors: Sequence[Divisor] | None = None
     gain: Factor = 1.0
 
     def __post_init__(self) -> None:

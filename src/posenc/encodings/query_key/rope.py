@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import Base, Factor, Fraction, Width
+from posenc.arguments import Base, Divisor, Factor, Fraction, Width
 from posenc.encoding import Entry, Pairing
 from posenc.encoding.prepared import constant
 from posenc.encodings.common.precision import angles_at, geometric_frequencies, wider
@@ -34,8 +34,8 @@ class Rope(Rotary):
             2t + 1 (GPT-J, RoFormer).
         fraction: rotated fraction of each head, its first ``d = fraction · D`` features.
         learned: frequencies are parameters, initially θ.
-        divisors: ``[d/2]``, divisors of the frequencies; 1 by default. Context extension sets them
-            (``posenc.extension``).
+        divisors: ``[d/2]``, divisors of the frequencies; 1 by default, ``math.inf`` stops a pair.
+            Context extension sets them (``posenc.extension``).
         gain: factor of the rotated features of queries and of keys, which scales their products by
             ``gain²`` (YaRN's temperature).
 
@@ -58,7 +58,7 @@ class Rope(Rotary):
     pairing: Pairing = "half"
     fraction: Fraction = 1.0
     learned: bool = False
-    divisors: Sequence[Factor] | None = None
+    divisors: Sequence[Divisor] | None = None
     gain: Factor = 1.0
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Positive, Width, checked
-from posenc.encoding import BucketedTerms, Encoding, QueryKeyTransform, ScoreTerm, TokenTableProduct
+from posenc.encoding import BucketedTerms, Encoding, ScoreTerm, TokenTableProduct
 from posenc.encoding.entry import Entry
 from posenc.encoding.tensors import (
     BucketIndex,
@@ -20,6 +20,7 @@ from posenc.encoding.tensors import (
 )
 from posenc.encodings.common.buckets import gather_rows
 from posenc.encodings.common.checks import require_signal
+from posenc.encodings.common.log_factor import LogFactor
 from posenc.encodings.common.precision import WideLinear, at_least_single
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -69,46 +70,19 @@ def relative_logits(
     >>> encoding.observe(torch.randn(1, 5, 64), posenc.Layout.sequence(5)).signal.shape
     torch.Size([1, 5, 128])
     """
-    temperature = None if floor is None else LogTemperature(floor=floor, alpha=alpha)
-    score = RelativeLogits(
-        dim=dim, heads=heads, width=width, extent=extent, temperature=temperature
-    )
-    return Encoding(query_key=temperature, score=score)
-
-
-class LogTemperature(QueryKeyTransform):
-    """Queries times τ, which grows with the logarithm of their position; see ``relative_logits``.
-
-    Args:
-        floor: position from which on τ exceeds 1.
-        alpha: growth of τ by a factor of e in the position.
-
-    Raises:
-        ArgumentError: unless both are positive.
-    """
-
-    floor: Positive
-    alpha: Positive = 0.1
-
-    def factor(self, layout: Layout) -> Float[Tensor, "b 1 L 1"]:
-        """τ of each token."""
-        count = at_least_single(layout.positions).unsqueeze(1) + 1
-        return 1 + self.alpha * (count / self.floor).clamp(min=1).log()
-
-    def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
-        return (q * self.factor(grid.query)).to(q.dtype), k
+    encoding = Encoding(score=RelativeLogits(dim=dim, heads=heads, width=width, extent=extent))
+    if floor is None:
+        return encoding
+    return encoding.scaled(LogFactor(length=floor, growth=alpha, of_position=True))
 
 
 class RelativeLogits(ScoreTerm):
-    """Score part of ``relative_logits``: ``s_ij += τ_i · r_ih · P[:, i - j]``."""
-
-    reads_layout = True
+    """Score part of ``relative_logits``: ``s_ij += r_ih · P[:, i - j]``."""
 
     dim: Width
     heads: Count
     width: Width = 16
     extent: Count = 1024
-    temperature: LogTemperature | None = None
 
     def __post_init__(self) -> None:
         self.project = WideLinear(self.dim, self.heads * self.width, bias=False)
@@ -136,12 +110,9 @@ class RelativeLogits(ScoreTerm):
         return (BucketedTerms(self.bucket, left=left, max_distance=self.extent),)
 
     def _mixtures(self, grid: Grid) -> Float[Tensor, "b H Q E"]:
-        """r of the queries, times τ."""
+        """r of the queries."""
         signal = require_signal(grid.query, "relative_logits", self.heads * self.width)
-        mixtures = signal.view(*signal.shape[:2], self.heads, -1).transpose(1, 2)
-        if self.temperature is None:
-            return mixtures
-        return mixtures * self.temperature.factor(grid.query)
+        return signal.view(*signal.shape[:2], self.heads, -1).transpose(1, 2)
 
     def _rows(self) -> Float[Tensor, "1 N E"]:
         """The profiles by distance, and a row of zeros."""

@@ -37,7 +37,7 @@ SITES = {
     "embedding": ("Embeddings", "They change the token vectors before the first block, or each."),
     "query_key": ("Queries and keys", "They transform queries and keys before their product."),
     "score": ("Scores", "They add to the attention logits, or replace them."),
-    "value": ("Values", "They add to the weighted sum of values."),
+    "value": ("Values", "They transform values and outputs, or add to outputs."),
     "": ("None", "What a model knows of positions without an encoding."),
 }
 """Sites: the heading of the group of methods, and a sentence on them."""

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from posenc.encoding import BucketedTerms, Encoding, StructuredScore
+from posenc.encoding import BucketedTerms, Encoding, StructuredScore, ValueTransform
 from posenc.errors import ArgumentError, LengthError
 from posenc.grid import Grid
 from posenc.lab.visualization.panels import Curves, Heat, Panel, Profile, Trail
@@ -352,6 +352,8 @@ class EncodingProbe:
 
     def _values(self) -> Panel:
         assert self.encoding.value is not None  # callers have looked
+        if isinstance(self.encoding.value, ValueTransform):
+            return self._turned_values(self.encoding.value)
         length = self.layout.length
         one_key = torch.eye(length).reshape(length, 1, 1, length)
         weights = one_key.expand(-1, self.heads, length, -1)
@@ -362,6 +364,21 @@ class EncodingProbe:
             names,
             title="Length of the vector it adds to a value",
             note="",
+            rows="query",
+            columns="key",
+        )
+
+    def _turned_values(self, transform: ValueTransform) -> Panel:
+        """The direction in which values arrive at queries."""
+        length = self.layout.length
+        ones = torch.ones(1, 1, length, transform.head_dim or self.q.shape[-1])
+        of_keys = transform(ones, self.layout).movedim(2, 0).expand(-1, -1, length, -1)
+        cosines = transform.undo(of_keys, self.layout).mean(dim=-1)  # [K, 1, Q]
+        return self._map(
+            cosines.movedim(0, -1).masked_fill(self.hidden, math.nan),
+            ("",),
+            title="Direction in which a value arrives",
+            note="cosine of its angle to the value, of a value of ones",
             rows="query",
             columns="key",
         )

@@ -18,10 +18,10 @@ from posenc.attention.backends.common.fused import fold_heads
 from posenc.attention.softmax import softmax_with_sinks
 from posenc.encoding import Encoding, apply_rotation, repeat_heads
 from posenc.encoding.prepared import entering, reused_of_grid
+from posenc.encoding.scaling import ScaledQueries
 from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.extension.banded import BandedRope
-from posenc.extension.methods.log_n import LogN
 from posenc.grid import Grid
 from posenc.runtime import is_transformed
 from posenc.transformers.acceleration.accelerated import STRETCHED, wants_weights
@@ -166,7 +166,9 @@ def served(encoding: Encoding, grid: Grid) -> bool:
         return False
     if transform is not None and not (transform.tokenwise and grid.causal):
         return False
-    scales = isinstance(transform, LogN) and transform.inner is None  # keys stay as they are
+    scales = (
+        isinstance(transform, ScaledQueries) and transform.inner is None
+    )  # keys stay as they are
     if isinstance(score, BandedRope):
         return transform is None or scales
     return score is None and transform is not None and not scales

@@ -1,0 +1,1 @@
+"""Methods that transform values and outputs."""
