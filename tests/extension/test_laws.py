@@ -38,9 +38,9 @@ TRACED = ("compiles_once", "exports", "runs_without_values")
 """Laws about programs, of which only the first subject that computes one is tried."""
 
 TRACED_AS = {
-    ("interpolate", "alibi"): ("interpolate", "rope"),
-    ("interpolate", "radix"): ("interpolate", "rope"),
-    ("interpolate", "sinusoidal"): ("interpolate", "rope"),
+    ("interpolate", "alibi"): ("clipped", "rope"),
+    ("interpolate", "radix"): ("clipped", "rope"),
+    ("interpolate", "sinusoidal"): ("clipped", "rope"),
     ("leaky_rerope", "rope"): ("rerope", "rope"),
     ("log_n", "alibi"): ("log_n", "shaw"),
     ("log_n", "cope"): ("log_n", "shaw"),
@@ -174,6 +174,6 @@ def test_programs_are_made_as_ones_in_the_suite() -> None:
 
 
 def test_stretched_ropes_are_one_program_and_others_are_not() -> None:
-    assert len({("yarn", "rope"), ("ntk", "rope"), ("interpolate", "rope")} & OWN_PROGRAM) == 1
+    assert len({("yarn", "rope"), ("ntk", "rope"), ("clipped", "rope")} & OWN_PROGRAM) == 1
     assert {("rerope", "rope"), ("longrope", "rope"), ("log_n", "alibi")} <= OWN_PROGRAM
     assert ("random_tail", "learned") not in OWN_PROGRAM, "a table, as that of the entry"
