@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -25,7 +26,7 @@ LEAST = 2.0**-14
 class LogitFactor(Part, ABC):
     """κ, the factor of a query's logits, biases included; see ``Encoding.scaled``."""
 
-    axes = None
+    axes: ClassVar[tuple[int, ...] | None] = None
 
     of_position: bool = False
     """True if n is the query's position + 1 without a causal mask too."""

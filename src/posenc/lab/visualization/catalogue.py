@@ -191,6 +191,9 @@ def _refusals(name: str, entry: Entry, device: str, *, training: bool) -> dict[s
         grid = Grid.of(observed, causal=claims.serves(1))
         x = torch.zeros(shape)
         call = Call(x, x, x, grid, encoding)
+        transform = encoding.value_transform()
+        if transform is not None:
+            call = call.with_values(*transform)
         refusals = {}
         for label in sorted(BACKENDS, key="reference".__eq__):  # the definition last
             backend = BACKENDS[label]
