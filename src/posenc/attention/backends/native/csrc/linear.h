@@ -15,42 +15,33 @@ struct Linear {
 
 constexpr index ITEM_BYTES = 1 << 16;  // of weights that a thread takes at once
 
+// How weights are read, and rows of x in that order.
+template <class Number>
+struct OrderOf : InOrder<Number> {
+  static Rows ordered(Rows x, index, Scratch&) { return x; }
+};
 #ifndef POSENC_DOUBLE
 // The even numbers of two vectors, then the odd ones: each is the upper half of a float32, so that a shift
 // and a mask convert both.
-struct EvenAndOdd {
+template <>
+struct OrderOf<uint16_t> {
   static constexpr int VECTORS = 2;
   static void load(const uint16_t* p, vec* to) {
     typedef uint32_t bits __attribute__((vector_size(VL * 4), aligned(2), may_alias));
     const auto both = *reinterpret_cast<const bits*>(p);
     to[0] = (vec)(both << 16), to[1] = (vec)(both & 0xffff0000);
   }
-};
-#endif
-
-// Rows of x in the order in which weights are read.
-template <class Number>
-Rows ordered(Rows x, const Linear& l, Scratch& scratch) {
-#ifndef POSENC_DOUBLE
-  if constexpr (std::is_same_v<Number, uint16_t>) {
-    real* to = scratch.of(l.rows * l.inputs);
-    for (index i = 0; i < l.rows * l.inputs; i += 2 * VL) {
-      const vec low = load(x.data + i), high = load(x.data + i + VL);
+  static Rows ordered(Rows x, index count, Scratch& scratch) {
+    real* to = scratch.of(count);
+    for (index i = 0; i < count; i += 2 * VL) {
+      const vec low = NUMBER::load(x.data + i), high = NUMBER::load(x.data + i + VL);
       store(to + i, choose<EverySecond<0>>(low, high));
       store(to + i + VL, choose<EverySecond<1>>(low, high));
     }
-    return {to, l.inputs};
+    return {to, x.ld};
   }
+};
 #endif
-  return x;
-}
-template <class Number>
-void multiply(index rows, Rows x, Stored<Number> weight, index inputs, real* sums) {
-#ifndef POSENC_DOUBLE
-  if constexpr (std::is_same_v<Number, uint16_t>) return products<uint16_t, EvenAndOdd>(rows, x, weight, VL, inputs, sums, VL);
-#endif
-  products<Number>(rows, x, weight, VL, inputs, sums, VL);
-}
 
 template <class Number>
 void linear_of(const Linear& l, Stored<Number> weight) {
@@ -61,11 +52,11 @@ void linear_of(const Linear& l, Stored<Number> weight) {
   Scratch numbers, in_order;
   real* read = numbers.of(l.rows * l.inputs);
   read_numbers(x, 1, l.rows * l.inputs, read);
-  const Rows rows = ordered<Number>({read, l.inputs}, l, in_order);
+  const Rows rows = OrderOf<Number>::ordered({read, l.inputs}, l.rows * l.inputs, in_order);
   in_parallel(items > 1 ? l.team : Team{1, nullptr}, items, [] { return Scratch(); }, [&](Scratch& scratch, index item) {
     real* sums = scratch.of(l.rows * VL);
     for (index o = item * many; o < std::min(l.outputs, (item + 1) * many); o += VL) {
-      multiply<Number>(l.rows, rows, {weight.at(o), l.inputs}, l.inputs, sums);
+      products<Number, OrderOf<Number>>(l.rows, rows, {weight.at(o), l.inputs}, VL, l.inputs, sums, VL);
       const vec added = bias ? Lanes<Number>::load(bias + o) : vec{};
       for (index r = 0; r < l.rows; ++r) Lanes<Number>::store(out + r * l.outputs + o, load(sums + r * VL) + added);
     }
