@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, EncoderDecoderCache
 
-from posenc.transformers.acceleration import accelerate, restore
+from posenc.transformers.acceleration import accelerate, growing, restore
 from posenc.transformers.acceleration.growing import LEAST, Buffers, Growing, grow, settle
 from tests.support.caches import cache_of, given
 from tests.testing.tiny_models import tiny_config
@@ -25,6 +25,12 @@ MAKERS: dict[str, Callable[[], DynamicLayer]] = {
     "whole": DynamicLayer,
     "window": lambda: DynamicSlidingWindowLayer(7),
 }
+
+
+@pytest.fixture(autouse=True)
+def _short_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches grow whatever their length."""
+    monkeypatch.setattr(growing, "COPIED", -1)
 
 
 def tokens(number: int, batch: int = 2, **options: Any) -> tuple[Tensor, Tensor]:
@@ -283,3 +289,16 @@ def test_layers_are_of_their_own_class_after_a_pass_that_raises() -> None:
         with pytest.raises(IndexError):
             model(ids + 10**6, **given(model, cache))
     assert {type(layer) for layer in cache.layers} == {DynamicLayer}
+
+
+@torch.no_grad()
+def test_short_caches_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until copying keys takes longer than what saves it: 3 heads of 4 float32 features, 48 B."""
+    monkeypatch.setattr(growing, "COPIED", 2 * 48 * 9)
+    twin = Twin("whole")
+    twin.updates(8, 1)
+    assert twin.growing._posenc_buffers is None
+    twin.updates(1)
+    assert twin.growing._posenc_buffers is None
+    twin.updates(1, 1)
+    assert twin.growing._posenc_buffers is not None

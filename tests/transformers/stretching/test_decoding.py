@@ -59,6 +59,7 @@ def test_a_step_rotates_what_is_new(
     """Also with the caches of an accelerated model."""
     model, cache = stretched(method), DynamicCache()
     if growing:
+        monkeypatch.setattr("posenc.transformers.acceleration.growing.COPIED", -1)
         model.register_forward_pre_hook(grow, with_kwargs=True)
         model.register_forward_hook(settle, with_kwargs=True)
     expected = step(model, DynamicCache(), 0, 40)
