@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from posenc import runtime
 from posenc.attention import attend
+from posenc.encoding import ValueTransform
 from posenc.errors import BackendRefusal
 from posenc.grid import Grid
 from posenc.layout import Layout
@@ -47,7 +48,8 @@ def test_parts_stay_on_their_device(name: str) -> None:
         made.append(encoding.score(q, q, grid, scale=1.0))
         encoding.score.lower(q, q, grid, scale=1.0)
     if encoding.value is not None:
-        made.append(encoding.value(weights, grid))
+        turns = isinstance(encoding.value, ValueTransform)
+        made.append(encoding.value(q, grid.key) if turns else encoding.value(weights, grid))
     assert {each.device.type for each in made} == {"meta"}
 
 

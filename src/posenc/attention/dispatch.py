@@ -315,12 +315,10 @@ def query_kernel(q: Tensor, k: Tensor, v: Tensor, *, plain: bool) -> QueryKernel
     """
     if torch.compiler.is_compiling():  # no size is read
         return None
-    kernel = BACKENDS["native"].query_kernel(q, k, v, plain=plain)
-    if kernel is None or needs_dispatch(q, k, v):
-        return None
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return None
-    return kernel
+    kernel = BACKENDS["native"].query_kernel(q, k, v, plain=plain)
+    return None if kernel is None or needs_dispatch(q, k, v) else kernel
 
 
 def _plan(backend: Backend, call: Call) -> Plan | Refusal:

@@ -420,7 +420,7 @@ class States:
 
 SETTINGS = (bool, int, float, str, type(None), torch.dtype)
 
-NO_SETTINGS = frozenset(vars(nn.Module())) - {"training"} | {"given", "prepared"}
+NO_SETTINGS = frozenset(vars(nn.Module())) - {"training"} | {"given", "prepared", "_inner"}
 """Attributes of ``nn.Module``, arguments of constructors, and results."""
 
 

@@ -33,7 +33,7 @@ MOST_READ = 4
 """The largest of ``ROWS`` at which reading weights takes most of the time."""
 
 READ_BYTES = 2**26
-"""Of weights that are read in turn, so that none is in a cache, as in a model."""
+"""Bytes of the weights that a trial reads in turn, so that none is in a cache, as in a model."""
 
 MOST_TRIED = 2.5e9
 """Multiplications of the largest product tried, which takes some 30 ms."""
