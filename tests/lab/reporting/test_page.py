@@ -53,11 +53,11 @@ def test_what_is_not_there_leaves_no_trace() -> None:
 
 def test_heads_of_groups_span_their_columns() -> None:
     columns = (
-        pages.Column(name="name", text=True),
-        *(pages.Column(name=n, group="loss at") for n in "12"),
-        pages.Column(name="1", group="recall at"),
-        pages.Column(name="speed"),
-        pages.Column(name="memory"),
+        pages.TableColumn(name="name", text=True),
+        *(pages.TableColumn(name=n, group="loss at") for n in "12"),
+        pages.TableColumn(name="1", group="recall at"),
+        pages.TableColumn(name="speed"),
+        pages.TableColumn(name="memory"),
     )
     row = (pages.Cell(text="a", kind="name"), *(pages.Cell(text=str(n), value=n) for n in range(5)))
     table = pages.TableSection(

@@ -26,7 +26,14 @@ from posenc.lab.reporting.opening import (
     meanings,
     shortened,
 )
-from posenc.lab.reporting.page import Cell, Column, Page, TableSection, TextSection, write_files
+from posenc.lab.reporting.page import (
+    Cell,
+    Page,
+    TableColumn,
+    TableSection,
+    TextSection,
+    write_files,
+)
 from posenc.lab.training.machine import cores
 
 FAST, SLOW = 0.1, 1.0
@@ -282,13 +289,16 @@ def results_table(report: BenchReport) -> TableSection:
         title="All results",
         guide="Multiples of the time of plain SDPA in the same round, with 95 % intervals.",
         columns=(
-            Column(name="encoding", text=True),
+            TableColumn(name="encoding", text=True),
             *(
-                Column(name=str(n), group=f"{name} at", short=f"{name} at {n}")
+                TableColumn(name=str(n), group=f"{name} at", short=f"{name} at {n}")
                 for name in PASSES
                 for n in lengths
             ),
-            *(Column(name=name, group=f"ms at {lengths[-1]:,}", short=None) for name in PASSES),
+            *(
+                TableColumn(name=name, group=f"ms at {lengths[-1]:,}", short=None)
+                for name in PASSES
+            ),
         ),
         rows=tuple(tuple(cells(name)) for name in names),
         notes=tuple(

@@ -24,7 +24,14 @@ from posenc.lab.reporting.opening import (
     meanings,
     shortened,
 )
-from posenc.lab.reporting.page import Cell, Column, Page, TableSection, TextSection, write_files
+from posenc.lab.reporting.page import (
+    Cell,
+    Page,
+    TableColumn,
+    TableSection,
+    TextSection,
+    write_files,
+)
 from posenc.transformers.checkpoints import Fields
 from posenc.transformers.doctor.advice import FACTOR, REFUSED, Advice, config_lines
 from posenc.transformers.doctor.costs import LayerCost
@@ -375,7 +382,7 @@ def _table(
         title=title,
         guide=guide,
         columns=tuple(
-            Column(name=name, text=not place or name in IN_WORDS)
+            TableColumn(name=name, text=not place or name in IN_WORDS)
             for place, name in enumerate(columns)
         ),
         rows=tuple(

@@ -27,9 +27,9 @@ from posenc.lab.reporting.numbers import (
 )
 from posenc.lab.reporting.page import (
     Cell,
-    Column,
     MapSection,
     Page,
+    TableColumn,
     TableSection,
     Term,
     TextSection,
@@ -214,9 +214,9 @@ def _table(study: Study, *, tuned: bool) -> TableSection:
         title=f"All results{when(study, tuned=tuned)}",
         guide=study.guide,
         columns=(
-            Column(name="method", text=True),
+            TableColumn(name="method", text=True),
             *(
-                Column(
+                TableColumn(
                     name=study.called(length),
                     group=f"{metric.noun} at",
                     note="trained" if length == study.length and metric == deciding else "",
@@ -225,14 +225,18 @@ def _table(study: Study, *, tuned: bool) -> TableSection:
                 for metric, length in measured
             ),
             *(
-                [Column(name="behind", note=f"{chosen}, in pairs of {study.sample}", short=None)]
+                [
+                    TableColumn(
+                        name="behind", note=f"{chosen}, in pairs of {study.sample}", short=None
+                    )
+                ]
                 if deficits
                 else []
             ),
-            *([Column(name="short texts", note="against the original")] if has_costs else []),
-            Column(name=f"{study.counted}/s"),
-            Column(name="memory", short=None),
-            *([Column(name="tuning", short=None)] if tuned else []),
+            *([TableColumn(name="short texts", note="against the original")] if has_costs else []),
+            TableColumn(name=f"{study.counted}/s"),
+            TableColumn(name="memory", short=None),
+            *([TableColumn(name="tuning", short=None)] if tuned else []),
         ),
         rows=tuple(tuple(cells(*pair)) for pair in ranked),
         notes=tuple(
@@ -263,9 +267,9 @@ def _answers(study: Study) -> TableSection:
         guide=f"Mean share of right answers, {ASKED.get(study.style, '')}. Tasks with hardly any "
         "at the trained length are not asked at others.",
         columns=(
-            Column(name="task", text=True),
+            TableColumn(name="task", text=True),
             *(
-                Column(name=name, group="length", short=f"at {name}")
+                TableColumn(name=name, group="length", short=f"at {name}")
                 for name in map(study.called, study.asked_at)
             ),
         ),

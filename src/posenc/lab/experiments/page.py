@@ -22,7 +22,7 @@ from posenc.lab.reporting.numbers import (
     size_in_words,
 )
 from posenc.lab.reporting.opening import Opening, Verdict, Verdicts, defined, length_words, meanings
-from posenc.lab.reporting.page import Cell, Column, Page, TableSection, Term, TextSection
+from posenc.lab.reporting.page import Cell, Page, TableColumn, TableSection, Term, TextSection
 
 HOW = (
     "One model an encoding and seed, with the same budget of steps. A seed fixes the data's order "
@@ -174,7 +174,7 @@ def results_table(comparison: Comparison, summary: Summary) -> TableSection:
     longest = longest_measured(comparison, summary.rows)
     form, points = (".1%", 100) if metric.is_share else (None, 1)
     measured = [
-        Column(
+        TableColumn(
             name=str(length),
             group=f"{metric.unit} at",
             note="trained" if length == train else "",
@@ -184,7 +184,7 @@ def results_table(comparison: Comparison, summary: Summary) -> TableSection:
     ]
     if recall is not None:
         measured += [
-            Column(
+            TableColumn(
                 name=str(length),
                 group=f"{recall.label.lower()} at",
                 short=f"{recall.noun} at {length}" if length == recalled[-1] else None,
@@ -221,12 +221,12 @@ def results_table(comparison: Comparison, summary: Summary) -> TableSection:
         "longest length first. Encodings that share a rank cannot be told apart by their paired "
         "seeds.",
         columns=(
-            Column(name="#", text=True),
-            Column(name="encoding", text=True),
-            Column(name="verdict", text=True, short=None),
+            TableColumn(name="#", text=True),
+            TableColumn(name="encoding", text=True),
+            TableColumn(name="verdict", text=True, short=None),
             *measured,
-            Column(name="behind", note=f"the first, at {longest}, seed by seed", short=None),
-            *(Column(name=name, short=None) for name in ("tokens/s", "memory", "parameters")),
+            TableColumn(name="behind", note=f"the first, at {longest}, seed by seed", short=None),
+            *(TableColumn(name=name, short=None) for name in ("tokens/s", "memory", "parameters")),
         ),
         rows=tuple(tuple(cells(row)) for row in summary.rows),
         notes=tuple(

@@ -36,7 +36,7 @@ NAME_LINE = 14
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class TableColumn:
     """A column of a table.
 
     Args:
@@ -96,13 +96,13 @@ class TableSection:
     key: str
     title: str
     guide: str
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[tuple[str, str], ...] = ()
     marked: str | None = None
 
     @property
-    def groups(self) -> list[tuple[str, list[Column]]]:
+    def groups(self) -> list[tuple[str, list[TableColumn]]]:
         """Columns by their groups; those without one by themselves."""
         numbered = groupby(enumerate(self.columns), lambda pair: pair[1].group or pair[0])
         return [
