@@ -10,8 +10,16 @@ from torch import Tensor
 
 from posenc import Grid, Layout
 from posenc.attention.dispatch import BACKENDS
-from posenc.transformers.acceleration.routing import dense_attention, plain_attention
+from posenc.transformers.acceleration import accelerate, routing
+from posenc.transformers.acceleration.accelerated import SHORTEST
+from posenc.transformers.acceleration.routing import (
+    LARGE,
+    dense_attention,
+    plain_attention,
+    recorded,
+)
 from tests.attention.comparing import built
+from tests.testing.tiny_models import tiny_model
 
 KEYS = 40
 
@@ -41,14 +49,20 @@ def by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ({"window": 7}, [7]),
         ({"queries": 2}, []),
         ({"dtype": torch.float32}, []),  # in few numbers PyTorch's is as fast
+        ({"few": 10**6}, []),
         ({"padded": True}, []),
         ({"dropout": 0.5}, []),
         ({"graded": True}, []),
     ],
 )
 def test_one_query_goes_to_what_reads_keys_once(
-    change: dict[str, Any], calls: list[int], scale: float | None, by_kernel: list[int]
+    change: dict[str, Any],
+    calls: list[int],
+    scale: float | None,
+    by_kernel: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(routing, "FEW", change.get("few", 0))
     queries, dtype = change.get("queries", 1), change.get("dtype", torch.bfloat16)
     torch.manual_seed(0)
     sizes = ((2, 4, queries, 16), (2, 2, KEYS, 16), (2, 2, KEYS, 16))
@@ -67,3 +81,48 @@ def test_one_query_goes_to_what_reads_keys_once(
         return
     expected, _ = dense_attention(q, k, v, None, grid.visible, dropout=0.0, scale=scale)
     torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+
+
+HEADS = 4
+
+
+def computed(rows: int, tokens: int, kind: str = "llama", **options: Any) -> set[str]:
+    """What computed the layers of a model of 4 heads, whose outputs are its own."""
+    model = tiny_model(kind)
+    assert model.config.num_attention_heads == HEADS
+    ids = torch.randint(3, 100, (rows, tokens), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0, : options.pop("padding", 0)] = 0
+    with torch.no_grad():
+        expected = model(ids, attention_mask=mask)[0][mask.bool()]
+        accelerate(model, check=False, **options)
+        with recorded() as calls:
+            got = model(ids, attention_mask=mask)[0][mask.bool()]
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    return {by for _, by, _ in calls}
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@pytest.mark.parametrize(
+    ("rows", "tokens", "options", "by"),
+    [
+        (1, SHORTEST, {}, "posenc"),
+        (1, SHORTEST - 1, {}, "its own"),
+        (1, SHORTEST // 4, {"shortest": 0}, "posenc"),
+        (LARGE // HEADS // (SHORTEST // 2) ** 2, SHORTEST // 2, {}, "posenc"),
+        (LARGE // HEADS // (SHORTEST // 2) ** 2 - 1, SHORTEST // 2, {}, "its own"),
+        (LARGE // HEADS // (SHORTEST // 4) ** 2, SHORTEST // 4, {}, "its own"),
+        (LARGE // HEADS // (SHORTEST // 2) ** 2, SHORTEST // 2, {"padding": 3}, "its own"),
+        (LARGE // HEADS // (SHORTEST // 2) ** 2, SHORTEST // 2, {"shortest": 200}, "its own"),
+    ],
+)
+def test_long_and_large_calls_are_posencs(
+    kind: str, rows: int, tokens: int, options: dict[str, Any], by: str
+) -> None:
+    """Causal ones, and windows."""
+    assert computed(rows, tokens, kind, **options) == {by}
+
+
+@pytest.mark.parametrize(("tokens", "by"), [(SHORTEST // 2, "its own"), (SHORTEST, "posenc")])
+def test_all_keys_are_posencs_too(tokens: int, by: str) -> None:
+    assert computed(1, tokens, "eurobert") == {by}

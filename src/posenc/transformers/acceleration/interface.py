@@ -32,6 +32,7 @@ from posenc.transformers.acceleration.accelerated import (
     wants_weights,
 )
 from posenc.transformers.acceleration.masks import (
+    LazyMask,
     VisiblePairs,
     carrying,
     grid_behind,
@@ -47,8 +48,12 @@ from posenc.transformers.acceleration.patterns import (
     padded,
 )
 from posenc.transformers.acceleration.routing import (
+    AS_FAST,
     ORIGINAL,
+    are_enough,
+    attend_all,
     dense_attention,
+    may_gain,
     note,
     note_kernel,
     note_plain,
@@ -118,6 +123,11 @@ def attention(
     # Norms of queries and keys leave them wider than values under autocast.
     if query.dtype != value.dtype or key.dtype != value.dtype:
         query, key = query.to(value.dtype), key.to(value.dtype)
+    changed = position_bias is not None or softcap is not None or s_aux is not None or dropout
+    if not changed and NAMED.isdisjoint(options):
+        output = _of_one_query(module, query, key, value, attention_mask, scaling, options)
+        if output is not None:
+            return output, None
     queries, keys = query.shape[2], key.shape[2]
     grid = grid_behind(attention_mask, queries, keys)
     if not NAMED.isdisjoint(options):
@@ -140,11 +150,13 @@ def attention(
         extras = {"a bias": terms or None, "sinks": s_aux, "a soft cap": softcap}
         changes = [name for name, extra in extras.items() if extra is not None]
         output = None
-        if not changes and settings.backend == "auto" and settings is not AS_IT_WAS:
+        plain = not changes and settings.backend == "auto" and settings is not AS_IT_WAS
+        enough = are_enough(query, grid, settings.shortest)
+        if plain and not (queries > 1 and enough and may_gain(query)):
             output = plain_attention(query, key, value, grid, **options_of_call)
         if output is not None:
             note_plain(module, grid)
-        elif keys >= settings.shortest:
+        elif enough:
             note_kernel(module, grid, changes)
             if torch.compiler.is_compiling() and softcap is None and grid.band[0] > -FARTHEST:
                 grid, terms = _padding_as_term(grid, terms, query)
@@ -160,6 +172,33 @@ def attention(
     options_of_call |= {"with_weights": with_weights, "sinks": s_aux, "softcap": softcap}
     written, weights = dense_attention(query, key, value, bias, mask, **options_of_call)
     return written.transpose(1, 2).contiguous(), weights
+
+
+def _of_one_query(
+    module: nn.Module,
+    query: Float[Tensor, "B H Q D"],
+    key: Float[Tensor, "B G K D"],
+    value: Float[Tensor, "B G K E"],
+    mask: Tensor | None,
+    scale: float | None,
+    options: Mapping[str, Any],
+) -> Float[Tensor, "B 1 H E"] | None:
+    """Attention of one query without padding, as in decoding; None for other calls.
+
+    Where a step has read all weights, each line of Python waits for memory: these are few.
+    """
+    if type(mask) is not LazyMask or mask.seen_by_one is None or torch.compiler.is_compiling():
+        return None
+    (begin, end, keys), settings = mask.seen_by_one, settings_of(module)
+    if keys != key.shape[2] or settings.backend != "auto" or settings is AS_IT_WAS:
+        return None
+    if wants_weights(module, options):
+        return None
+    if end - begin < keys:
+        key, value = key[:, :, begin:end], value[:, :, begin:end]
+    note(module, ORIGINAL, lambda: f"one query, {AS_FAST}")
+    output = attend_all(query, key, value, None, dropout=0.0, scale=scale)
+    return output.transpose(1, 2).contiguous()
 
 
 def _padding_as_term(

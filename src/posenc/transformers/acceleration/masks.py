@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -45,6 +45,18 @@ def grid_of(
     if attended is not None:
         key = replace(key, valid=attended)
     return Grid(query, key, causal)
+
+
+def seen_by_one(grid: Grid) -> tuple[int, int, int] | None:
+    """The first and the end of the keys that a single query sees, and the number of all.
+
+    If padding hides none of them. None if it sees none, or documents or intervals say which.
+    """
+    if grid.intervals is not None or grid.key.document is not None or grid.shift is None:
+        return None
+    keys, (low, high) = grid.key.length, grid.band
+    begin, end = (min(max(0, x - grid.shift), keys) for x in (low, high + 1))
+    return (begin, end, keys) if begin < end else None
 
 
 def all_attended(attended: Bool[Tensor, "B K"]) -> bool:
@@ -155,24 +167,25 @@ class VisiblePairs(ComputedOnce):
 
     make_grid: Callable[[], Grid | None]
     compute: Callable[[], Bool[Tensor, "B 1 Q K"]]
-    _grid: Grid | None = None
-    _made: bool = False
-    _hide_nothing: bool | None = None
+
+    # Not functools.cached_property, which graphs cannot read in Python 3.11.
+    _read: dict[str, Any] = field(default_factory=dict)
+
+    def _once(self, name: str, find: Callable[[], Any]) -> Any:
+        if name not in self._read:
+            self._read[name] = find()
+        return self._read[name]
 
     @property
     def grid(self) -> Grid | None:
         """The grid, made on first use: models make masks for kinds of layers that they lack."""
-        if not self._made:
-            self._grid, self._made = self.make_grid(), True
-        return self._grid
+        return cast("Grid | None", self._once("grid", self.make_grid))
 
     @property
     def hide_nothing(self) -> bool:
         """True if every query is known to attend to every key; read once for all layers."""
-        if self._hide_nothing is None:
-            visible = cast(Tensor, self.dense)
-            self._hide_nothing = has_values(visible) and bool(visible.all())
-        return self._hide_nothing
+        visible = cast(Tensor, self.dense)
+        return bool(self._once("hide_nothing", lambda: has_values(visible) and visible.all()))
 
     def written(self, dtype: torch.dtype) -> Shaped[Tensor, "B 1 Q K"]:
         """The mask as bool, or as numbers to add to the logits: 0 or the lowest."""
@@ -187,8 +200,12 @@ class LazyMask(Tensor):
 
     It is written out when an operation reads it, and carries its pairs until then: afterwards its
     numbers may have been changed.
+
+    Args:
+        seen_by_one: as the function says, of one query without padding; None for other masks.
     """
 
+    seen_by_one: tuple[int, int, int] | None = None
     _posenc_pairs: VisiblePairs | None
     _written: Tensor
 
@@ -198,6 +215,9 @@ class LazyMask(Tensor):
     ) -> LazyMask:
         mask = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         mask._posenc_pairs = pairs
+        grid = pairs.grid if shape[2] == 1 else None
+        if grid is not None and grid.key.valid is None:
+            mask.seen_by_one = seen_by_one(grid)
         return mask
 
     def __repr__(self, **options: Any) -> str:  # type: ignore[override]
@@ -207,7 +227,7 @@ class LazyMask(Tensor):
         """The mask written out, once for all layers."""
         if self._posenc_pairs is not None:
             self._written = self._posenc_pairs.written(self.dtype)
-            self._posenc_pairs = None
+            self._posenc_pairs = self.seen_by_one = None
         return self._written
 
     __torch_function__ = cast(Any, torch._C._disabled_torch_function_impl)

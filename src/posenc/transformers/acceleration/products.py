@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from posenc.attention.backends.native.linear import has_linear, linear
-from posenc.runtime import is_scripted, needs_dispatch, without_autocast
+from posenc.runtime import PLAIN_TENSORS, is_scripted, needs_dispatch, without_autocast
 from posenc.transformers.acceleration.accelerated import FASTER, Replacing, change_class, put_back
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -235,18 +235,21 @@ def _product_for(
     layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Product | None:
     """The product that is faster than PyTorch's for these tensors without gradients, if one is."""
+    if torch.compiler.is_compiling() or is_scripted() or type(x) not in PLAIN_TENSORS:
+        return None  # sizes that are read would be those of a graph
     dtype, *fastest = layer.__dict__[FASTER]
-    if needs_dispatch(x, weight, bias) or is_scripted():
+    # Before the rest, what decides most calls: in decoding, each line waits for memory.
+    inputs = 0 if x.is_nested or x.dim() < 2 else x.shape[-1]
+    rows = x.numel() // inputs if inputs else 0
+    name = fastest[bisect_right(ROWS, rows) - 1] if rows else ""
+    if not name or needs_dispatch(x, weight, bias):
         return None
     if not (x.dtype == weight.dtype == dtype and _is_dense(weight, 2)):
         return None
-    if not x.is_cpu or x.layout is not torch.strided or x.is_nested or x.dim() < 2:
+    if not x.is_cpu or x.layout is not torch.strided:
         return None
-    outputs = weight.shape[1 if isinstance(layer, Conv1D) else 0]
-    inputs = weight.numel() // outputs if outputs else 0
-    rows = x.numel() // inputs if inputs and x.shape[-1] == inputs else 0
-    name = fastest[bisect_right(ROWS, rows) - 1] if rows else ""
-    if not name or not _is_available(name, outputs, inputs, dtype):
+    outputs, width = reversed(weight.shape) if isinstance(layer, Conv1D) else weight.shape
+    if width != inputs or not _is_available(name, outputs, inputs, dtype):
         return None
     learned = weight.requires_grad
     if bias is not None:

@@ -19,6 +19,15 @@ from posenc.encoding import repeat_heads
 from posenc.encoding.derivatives import with_definition
 from posenc.grid import FARTHEST, Grid
 from posenc.runtime import is_exporting
+from posenc.transformers.acceleration.accelerated import SHORTEST
+from posenc.transformers.acceleration.masks import seen_by_one
+
+LARGE = 2**21
+"""Logits of a batch whose windows, and causal rows, of 128 keys took 0.6 to 0.8 of PyTorch's time;
+of 64 keys they took more."""
+
+FEW = 2**16
+"""Numbers of keys below which one query's call costs more while a model decodes than it saves."""
 
 POSENC, ORIGINAL = "posenc", "its own"
 
@@ -56,19 +65,8 @@ def note_plain(module: nn.Module, grid: Grid) -> None:
 
 
 def note_kernel(module: nn.Module, grid: Grid, changes: Sequence[str]) -> None:
-    """Add a call that posenc computes; without its padding it may be one that it need not."""
-    unrestricted = (
-        grid.key.document is None and grid.intervals is None and grid.band[0] == -FARTHEST
-    )
-    if (
-        unrestricted
-        and grid.band[1] in (0, FARTHEST)
-        and not changes
-        and grid.key.valid is not None
-    ):
-        note(module, ORIGINAL, lambda: f"{describe(grid)}, {AS_FAST}; posenc with padding")
-    else:
-        note(module, POSENC, lambda: " with ".join([describe(grid), *changes]))
+    """Add a call that posenc computes."""
+    note(module, POSENC, lambda: " with ".join([describe(grid), *changes]))
 
 
 def describe(grid: Grid) -> str:
@@ -85,6 +83,28 @@ def describe(grid: Grid) -> str:
     return pairs + (", packed" if grid.query.document is not None else "")
 
 
+def are_enough(query: Float[Tensor, "B H Q D"], grid: Grid, shortest: int) -> bool:
+    """True where posenc computes a call: from ``shortest`` keys on.
+
+    By default from half as many on in batches of ``LARGE``, where rows are not padded.
+    """
+    keys = grid.key.length
+    if keys >= shortest:
+        return True
+    if shortest != SHORTEST or keys < SHORTEST // 2 or torch.compiler.is_compiling():
+        return False
+    return query.numel() // query.shape[-1] * keys >= LARGE and grid.key.valid is None
+
+
+def may_gain(query: Float[Tensor, "B H Q D"]) -> bool:
+    """True where ``attend`` may have a faster kernel than PyTorch for all keys, or the causal ones.
+
+    Its kernels on CPUs skip what is masked, and are ahead in bfloat16 (``posenc.attention``'s rules
+    say where). PyTorch's is part of graphs, and hard to beat on other devices.
+    """
+    return query.is_cpu and not torch.compiler.is_compiling()
+
+
 def plain_attention(
     query: Float[Tensor, "B H Q D"],
     key: Float[Tensor, "B G K D"],
@@ -96,27 +116,25 @@ def plain_attention(
 ) -> Float[Tensor, "B H Q E"] | None:
     """PyTorch's attention to all keys, the causal ones, or those of one query; None elsewhere.
 
-    There its kernel needs no mask of all pairs, and little is gained by another but for one query.
+    There its kernel needs no mask of all pairs.
     """
-    attend = partial(_attend_all, dropout=dropout, scale=scale)
+    attend = partial(attend_all, dropout=dropout, scale=scale)
     if grid.dense:
         return attend(query, key, value, None)
     if grid.band == (-FARTHEST, 0) and grid.shift == 0 and not grid.segmented:
         return attend(query, key, value, None, causal=True)
-    plain = grid.intervals is None and grid.key.document is None and grid.shift is not None
-    if not plain or query.shape[2] > 1 or query.shape[0] != key.shape[0]:
+    if query.shape[2] > 1 or query.shape[0] != key.shape[0]:
         return None
-    assert grid.shift is not None
-    keys = key.shape[2]
-    begin, end = (min(max(0, x - grid.shift), keys) for x in (grid.band[0], grid.band[1] + 1))
+    seen = seen_by_one(grid)
+    if seen is None:
+        return None
+    begin, end, _ = seen
     valid = grid.key.valid
     mask = None if valid is None else valid[:, None, None, begin:end]
-    if begin >= end:
-        return None
     return attend(query, key[:, :, begin:end], value[:, :, begin:end], mask)
 
 
-def _attend_all(
+def attend_all(
     query: Float[Tensor, "B H Q D"],
     key: Float[Tensor, "B G K D"],
     value: Float[Tensor, "B G K E"],
@@ -128,7 +146,7 @@ def _attend_all(
 ) -> Float[Tensor, "B H Q E"]:
     """Attention by PyTorch's kernel, or for one query by a faster one if there is one."""
     if query.shape[2] == 1 and mask is None and not dropout:
-        kernel = query_kernel(query, key, value, plain=True)
+        kernel = None if key.numel() < FEW else query_kernel(query, key, value, plain=True)
         if kernel is not None:
             scale = query.shape[3] ** -0.5 if scale is None else scale
             return kernel(query, key, value, None, scale=scale, sinks=None, softcap=None)

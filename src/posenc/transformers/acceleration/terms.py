@@ -61,9 +61,13 @@ def _moved(x: Any, device: torch.device) -> Any:
     return x if all(moved[name] is value for name, value in values.items()) else replace(x, **moved)
 
 
+WITHOUT_TERMS = Encoding()
+"""One for all calls, since what repeated calls reuse is kept by encoding."""
+
+
 def encoding_of(*terms: StructuredScore) -> Encoding:
     """The encoding whose score part has these terms; none for no terms."""
-    return Encoding(score=GivenTerms(*terms)) if terms else Encoding()
+    return Encoding(score=GivenTerms(*terms)) if terms else WITHOUT_TERMS
 
 
 def products_by_offset(
