@@ -117,6 +117,7 @@ def in_pytorch(engine: str, name: str, layers: int, size: str, direction: str) -
 def onnxruntime(folder: Path, inputs: dict[str, Tensor], *, int8: bool = False) -> Pass:
     """After ONNX Runtime's optimizer for transformers."""
     import onnxruntime as runtime
+    from onnx import load
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
 
@@ -124,6 +125,10 @@ def onnxruntime(folder: Path, inputs: dict[str, Tensor], *, int8: bool = False) 
     if not path.exists():
         fusions = FusionOptions("bert")
         fusions.enable_embed_layer_norm = False  # quantize_dynamic makes wrong embeddings of it
+        # The fusion fails for norms without a bias, as ModernBERT's.
+        nodes = load(folder / "model.onnx", load_external_data=False).graph.node
+        norms = [node for node in nodes if node.op_type == "LayerNormalization"]
+        fusions.enable_skip_layer_norm = all(len(node.input) == 3 for node in norms)
         given = {"model_type": "bert", "num_heads": 12, "hidden_size": 768, "opt_level": 0}
         optimized = optimize_model(
             str(folder / "model.onnx"), optimization_options=fusions, **given
