@@ -51,7 +51,6 @@ LAYERS = {
     "gemma2": "Gemma 2, attention alone, window 4,096 and full, soft cap",
     "inkling": "Inkling's attention module, full",
     "mistral": "Mistral, window 4,096",
-    "llama": "Llama, causal",
 }
 
 

@@ -82,7 +82,7 @@ def test_the_readmes_examples_run(monkeypatch: pytest.MonkeyPatch) -> None:
     exec(compile(models, "README.md", "exec"), {"print": lambda x: printed.append(str(x))})
     stretched, accelerated = printed
     assert "1 of 1 stretched (yarn)" in stretched
-    assert "Qwen3Attention: its own, causal" in accelerated
+    assert "Qwen3Attention: posenc, causal" in accelerated
     report = restore(tiny)
     assert "restored" in str(report)
 
