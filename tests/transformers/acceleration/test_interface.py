@@ -12,7 +12,9 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.masking_utils import sliding_window_causal_mask_function
 
+from posenc.attention import api
 from posenc.errors import ArgumentError
 from posenc.transformers.acceleration import accelerate, accelerated
 from posenc.transformers.acceleration.interface import BOUNDARIES, REFUSED_OPTIONS, attention, mask
@@ -247,3 +249,63 @@ def test_a_config_that_several_models_share() -> None:
     sharded = type("Sharded", (Own,), members)
     assert not accelerated.is_on_interface(sharded)
     assert accelerated._traits(Refused) == (False, False)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("change", ["none", "hidden", "longer", "weights", "softcap"])
+def test_one_query_sees_what_its_mask_says(window: int | None, change: str) -> None:
+    """Also where a model has changed the mask, which is then no longer known, and with options."""
+    q, k, v = heads(1, 6)
+    shown = torch.ones(6, dtype=torch.bool)
+    options: dict[str, Any] = {}
+    if window:
+        function = sliding_window_causal_mask_function(window)
+        options, shown[: 6 - window] = {"mask_function": function}, False
+    seen = mask(len(q), 1, 6, 5, dtype=torch.bool, **options)
+    given: dict[str, Any] = {}
+    if change == "hidden":
+        seen[..., 4] = False
+        shown[4] = False
+    if change == "longer":  # static caches hold more keys than a mask has
+        k, v = (torch.cat([x, x[:, :, :2]], 2) for x in (k, v))
+        seen = torch.nn.functional.pad(seen, (0, 2))
+        shown = torch.nn.functional.pad(shown, (0, 2))
+    if change == "weights":
+        given = {"output_attentions": True}
+    if change == "softcap":
+        given = {"softcap": 0.1}
+    output, weights = attention(nn.Identity(), q, k, v, seen, scaling=0.3, **given)
+    logits = 0.3 * q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
+    if change == "softcap":
+        logits = 0.1 * (logits / 0.1).tanh()
+    expected = logits.masked_fill(~shown, -torch.inf).softmax(-1)
+    rows = expected @ v.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    torch.testing.assert_close(output, rows.transpose(1, 2))
+    assert (weights is not None) == (change == "weights")
+    if weights is not None:
+        torch.testing.assert_close(weights, expected)
+
+
+MISTRAL = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+MISTRAL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8}
+
+
+@torch.no_grad()
+def test_layers_without_terms_share_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three passes the first finds a backend, the second prepares it, the third calls it."""
+    model = build("MistralModel", MISTRAL).eval()
+    accelerate(model, check=False, shortest=0)
+    planned, real = [0], api._attend
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        planned[0] += 1
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(api, "_attend", watched)
+    ids, counts = torch.randint(3, 50, (1, 40)), []
+    for _ in range(3):
+        model(ids)
+        counts.append(planned[0])
+    assert counts[0] > 0
+    assert counts[2] == counts[1]
