@@ -343,3 +343,9 @@ def test_layers_share_what_they_would_compute_alike(monkeypatch: pytest.MonkeyPa
             model(tokens[:, begin : begin + 1], layout, cache=cache)
     assert len(calls) == 2
     assert len({id(layer.layout) for layer in cache.layers}) == 1
+
+
+def test_images_are_no_text_for_cached_keys_either() -> None:
+    layer = Attention(dim=16, heads=2, encoding=create("rope", head_dim=8), causal=True)
+    with pytest.raises(ArgumentError, match="1 axes"):
+        layer(torch.randn(1, 6, 16), Layout.image(2, 3), cache=LayerCache())

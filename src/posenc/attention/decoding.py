@@ -10,9 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from posenc.attention.api import transformed
 from posenc.attention.backends.common.fused import fused_attention
+from posenc.attention.cache import LayerCache
 from posenc.attention.call import Call
-from posenc.attention.dispatch import query_kernel
+from posenc.attention.dispatch import query_kernel, rotate
 from posenc.attention.problem.lowering import lower
 from posenc.attention.softmax import softmax_with_sinks
 from posenc.encoding import BucketedTerms, Encoding, Rotation
@@ -28,6 +30,34 @@ LEAST = 256
 
 AHEAD = 64
 """Tokens whose rotations are computed at once where they come one by one."""
+
+
+def may_keep_transformed(encoding: Encoding, cache: LayerCache, *, causal: bool) -> bool:
+    """True if transformed keys are cached or can be: each depends on its position alone.
+
+    A transform with parameters may change between calls, and where queries see both sides it may
+    read all keys; then, and where more or wider keys would have to be kept, they are transformed at
+    each call.
+    """
+    if cache.length:
+        return cache.transformed
+    transform = encoding.query_key
+    if transform is None or not (causal and transform.tokenwise):
+        return False
+    return next(transform.parameters(), None) is None
+
+
+def transform_tokens(call: Call) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "b g K D"]]:
+    """Queries and keys after the query_key part, their rotation computed once a model."""
+    transform = call.encoding.query_key
+    if transform is None or torch.is_autocast_enabled(call.q.device.type):
+        return transformed(call)
+    if transform.axes is not None and call.grid.query.axes not in transform.axes:
+        return transformed(call)  # which refuses them
+    rotation = rotation_of(call)
+    if rotation is None or rotation.has_gradient:
+        return transformed(call)
+    return rotate(rotation, call.q, call.k)
 
 
 def rotation_of(call: Call) -> Rotation | None:

@@ -11,12 +11,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import Count, Length, Probability, Rate, Width, check, head_width
-from posenc.attention.api import attend, transformed
+from posenc.attention.api import attend
 from posenc.attention.backends.common.base import Backend
 from posenc.attention.cache import LayerCache
 from posenc.attention.call import Call, require_fit
-from posenc.attention.decoding import attend_last, rotation_of
-from posenc.attention.dispatch import named, rotate
+from posenc.attention.decoding import attend_last, may_keep_transformed, transform_tokens
+from posenc.attention.dispatch import named
 from posenc.encoding import Encoding
 from posenc.encoding.prepared import Prepared, entering
 from posenc.errors import ArgumentError
@@ -259,8 +259,9 @@ class Attention(nn.Module):
         if transform is not None:
             v, encoding = transform[0](v, key_layout), transform[1]
         if cache is not None:
-            if is_self and self._may_keep_transformed(cache):
-                rotated, keys = self._transformed(q, k, v, layout, key_layout)
+            if is_self and may_keep_transformed(self.encoding, cache, causal=self.causal):
+                grid = Grid(layout, key_layout, self.causal, self.window)
+                rotated, keys = transform_tokens(Call(q, k, v, grid, self.encoding))
                 if keys.shape == k.shape:
                     scale = encoding.default_scale(self.head_dim) if scale is None else scale
                     q, k, cache.transformed = rotated, keys, True
@@ -279,38 +280,6 @@ class Attention(nn.Module):
             softmax |= {"backend": self.backend, "dropout": dropout, "scale": scale}
             output = self.attend(q, k, v, grid, encoding, **softmax)
         return output if transform is None else transform[0].undo(output, layout)
-
-    def _transformed(
-        self,
-        q: Float[Tensor, "B H Q D"],
-        k: Float[Tensor, "B G Q D"],
-        v: Float[Tensor, "B G Q D"],
-        layout: Layout,
-        key_layout: Layout,
-    ) -> tuple[Float[Tensor, "B H Q D"], Float[Tensor, "b g Q D"]]:
-        """New queries and keys after the query_key part, their rotation computed once a model."""
-        grid = Grid(layout, key_layout, self.causal, self.window)
-        call, transform = Call(q, k, v, grid, self.encoding), self.encoding.query_key
-        if transform is None or torch.is_autocast_enabled(q.device.type):
-            return transformed(call)
-        rotation = rotation_of(call)
-        if rotation is None or rotation.has_gradient:
-            return transformed(call)
-        return rotate(rotation, q, k)
-
-    def _may_keep_transformed(self, cache: LayerCache) -> bool:
-        """True if transformed keys are cached or can be: each depends on its position alone.
-
-        A transform with parameters may change between calls, and where queries see both sides it
-        may read all keys; then, and where more or wider keys would have to be kept, they are
-        transformed at each call.
-        """
-        if cache.length:
-            return cache.transformed
-        transform = self.encoding.query_key
-        if transform is None or not (self.causal and transform.tokenwise):
-            return False
-        return next(transform.parameters(), None) is None
 
     def project(self, context: Float[Tensor, "B K C"], layout: Layout) -> Context:
         """Keys and values of ``context``, whose positions are in ``layout``.
