@@ -12,6 +12,7 @@ from posenc.attention.cache import Cache, LayerCache
 from posenc.attention.dispatch import BACKENDS
 from posenc.attention.extra.complex import attend_complex
 from posenc.attention.extra.linear import LinearAttention, attend_linear
+from posenc.attention.latent import LatentAttention
 from posenc.attention.module import Attention, Context
 from posenc.attention.prefix_sums import LinearState
 from posenc.attention.problem.problem import Problem
@@ -23,6 +24,7 @@ __all__ = [
     "Cache",
     "Context",
     "Explanation",
+    "LatentAttention",
     "LayerCache",
     "LinearAttention",
     "LinearState",

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from posenc.attention import Attention
+from posenc.attention import Attention, LatentAttention
 from posenc.distributed.api import ContextParallel
 from posenc.distributed.group import Group, gather
 from posenc.distributed.shards import Session, Shards
@@ -22,6 +22,7 @@ from posenc.models.complex_layers import ComplexAttention
 
 UNSUPPORTED: dict[type[nn.Module], str] = {
     ComplexAttention: "attention of complex numbers, which knows one rank only",
+    LatentAttention: "latent attention, which knows one rank only",
     BatchNorm: "batch norm, whose statistics are of one rank's tokens",
     TextClassifier: "a TextClassifier, whose mean is over one rank's tokens",
     SequenceClassifier: "a SequenceClassifier, whose mean is over one rank's tokens",

@@ -218,6 +218,13 @@ class QueryKeyTransform(Part, ABC):
         Keys keep G heads, or are expanded to H if their transform depends on the query head.
         """
 
+    def logit_factor(self, grid: Grid) -> Float[Tensor, "b h Q 1"] | float:
+        """Factor that it multiplies logits by besides moving features: YaRN's temperature.
+
+        Products of features that are not transformed, of latent attention, are multiplied by it.
+        """
+        return 1.0
+
     def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation | None:
         """The transform as a rotation, for fused kernels; None if it is not one.
 

@@ -84,6 +84,10 @@ class ScaledQueries(_Scaled, QueryKeyTransform):
             q, k = self.inner(q, k, grid)
         return (q * self.of_queries(grid)).to(q.dtype), k
 
+    def logit_factor(self, grid: Grid) -> Float[Tensor, "b h q 1"]:
+        factor = self.of_queries(grid)
+        return factor if self.inner is None else factor * self.inner.logit_factor(grid)
+
 
 class ScaledScore(_Scaled, ScoreTerm):
     """A score part times κ, beside ``ScaledQueries`` unless it replaces the product."""

@@ -49,6 +49,9 @@ class VaryingRope(QueryKeyTransform, ABC):
     def forward(self, q: Queries, k: Keys, grid: Grid) -> tuple[Queries, Keys]:
         return self._rotation(q, grid).apply(q, k)
 
+    def logit_factor(self, grid: Grid) -> float:
+        return self.gain**2
+
     def lower(self, q: Queries, k: Keys, grid: Grid) -> Rotation | None:
         return self._rotation(q, grid)
 

@@ -11,7 +11,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
 from posenc.arguments import check
-from posenc.attention import Attention, Context, LayerCache
+from posenc.attention import Attention, Context, LatentAttention, LayerCache
 from posenc.encoding.tensors import Features
 from posenc.errors import ArgumentError
 from posenc.layout import Layout
@@ -122,7 +122,7 @@ class Block(nn.Module):
         self,
         *,
         dim: int,
-        attention: Attention | ComplexAttention,
+        attention: Attention | LatentAttention | ComplexAttention,
         feed_forward: FeedForward | ComplexFeedForward,
         cross: Attention | None = None,
         norm: Norm = "rms",
@@ -219,13 +219,8 @@ class Block(nn.Module):
         if encoding.embedding is not None and encoding.embedding.every_layer:
             x = encoding.embed(x, layout) if cache is None else cache.embed(encoding, x, layout)
             source = None if source is None else encoding.embed(source, layout)
-        attended: Tensor = self.attention(
-            x,
-            layout,
-            context=source,
-            context_layout=None if source is None else layout,
-            cache=cache,
-        )
+        context = {} if source is None else {"context": source, "context_layout": layout}
+        attended: Tensor = self.attention(x, layout, cache=cache, **context)
         return attended
 
 

@@ -115,5 +115,8 @@ class Rotary(PairProducts, ABC):
         exact at any integer position. Special tokens, which have none, are not rotated by them.
         """
 
+    def logit_factor(self, grid: Grid) -> float:
+        return self.gain**2
+
     def factors(self, layout: Layout) -> Factors:
         return cos_sin(zero_special(self.angles(layout), layout), gain=self.gain)
