@@ -16,7 +16,7 @@ import posenc
 from posenc import Cache, Encoding, Grid, Layout, create
 from posenc.attention import LatentAttention, LayerCache
 from posenc.errors import ArgumentError
-from posenc.extension import log_n, yarn
+from posenc.extension import log_n, longrope, yarn
 from posenc.models.block import Block, FeedForward
 from posenc.registry import ENCODINGS
 from posenc.testing.oracles import attention_by_loops
@@ -267,16 +267,19 @@ def test_what_is_in_the_place_of_the_expansion_is_called(kind: str) -> None:
 
 
 def test_factors_of_logits_are_of_unrotated_features_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """YaRN's temperature squared, and log-n's of each query."""
+    """The temperature squared of YaRN and LongRoPE, and log-n's of each query."""
     rope, x, layout = create("rope", head_dim=ROTARY), vectors(1), Layout.sequence(LENGTH)
     cold = yarn(rope, factor=16, length=64, temperature=1.0)
     hot = yarn(rope, factor=16, length=64)
     squared = (0.1 * math.log(16) + 1) ** 2
     usual = (PLAIN + ROTARY) ** -0.5
+    varying = [longrope(rope, factor=2, length=4, temperature=m) for m in (1.0, 1.5)]
     for way in (True, False):
         absorbing(monkeypatch, way)
         expected = make(cold, scale=usual * squared)(x, layout)
         torch.testing.assert_close(make(hot)(x, layout), expected, rtol=1e-10, atol=1e-10)
+        expected = make(varying[0], scale=usual * 1.5**2)(x, layout)
+        torch.testing.assert_close(make(varying[1])(x, layout), expected, rtol=1e-10, atol=1e-10)
         scaled = make(log_n(hot, length=2, growth=0.7))(x, layout)
         for at in range(LENGTH):
             factor = 1 + 0.7 * max(0.0, math.log((at + 1) / 2))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from posenc import Encoding, Layout, distributed
+from posenc.attention import LatentAttention
 from posenc.errors import PosencError
 from posenc.models import (
     Deberta,
@@ -154,6 +155,9 @@ def refusals(group: dist.ProcessGroup) -> dict[str, str]:
         kind: partial(distributed.parallelize, build(kind), group)
         for kind in ("text_classifier", "sequence_classifier", "vision_transformer", "swin")
     }
+    sizes = {"kv_lora_rank": 4, "qk_nope_head_dim": 2, "qk_rope_head_dim": 2, "v_head_dim": 2}
+    latent = LatentAttention(dim=8, heads=2, encoding=Encoding(), **sizes)  # type: ignore[arg-type]
+    calls["latent"] = partial(distributed.parallelize, nn.ModuleList([decoder, latent]), group)
     calls |= {
         "layout": partial(decoder, tokens),
         "cache": partial(generate, decoder, tokens, max_new_tokens=2),  # type: ignore[arg-type]

@@ -44,5 +44,6 @@ def test_what_one_rank_cannot_compute_is_refused(pool: Pool) -> None:
         assert "one rank" in messages["sequence_classifier"]
         assert "whole images" in messages["vision_transformer"]
         assert "whole images" in messages["swin"]
+        assert "latent attention" in messages["latent"]
         assert "layout: expected the layout of this rank's tokens" in messages["layout"]
         assert "cache: expected None with another attend" in messages["cache"]

@@ -35,8 +35,8 @@ class LatentNorm(nn.RMSNorm):
 class LatentAttention(nn.Module):
     """Multi-head latent attention (MLA): self-attention that caches one latent for all heads.
 
-    ``[a_j; b_j] = W_down x_j``, ``c_j = norm(a_j)``, ``[k_jh; v_jh] = W_up,h c_j``,
-    ``[q_ih; r_ih] = W_Q,h x_i``, or ``W_Q,h norm(W_QD x_i)`` with ``q_lora_rank``.
+    ``[a_j; b_j] = W_down x_j``, ``c_j = RMSNorm(a_j)``, ``[k_jh; v_jh] = W_up,h c_j``,
+    ``[q_ih; r_ih] = W_Q,h x_i``, or ``W_Q,h RMSNorm(W_QD x_i)`` with ``q_lora_rank``.
     ``s_ijh = scale · (q_ih · k_jh + f(r_ih) · f(b_j))``,
     ``o_i = W_O [Σ_j softmax_j(s_ijh) v_jh]_h``.
 
@@ -48,9 +48,9 @@ class LatentAttention(nn.Module):
 
     Sizes have the names of transformers' configs, and weights its order of rows. DeepSeek's layer
     is ``LatentAttention(encoding=create("rope", head_dim=qk_rope_head_dim, pairing="adjacent"),
-    causal=True, …)``. All its logits are multiplied by YaRN's ``mscale²``, not those of the rotated
-    features alone; so they are here by the temperature of a stretched RoPE, and by the factor of
-    ``scalable_softmax`` and ``log_n``.
+    causal=True, …)``. A stretched RoPE's temperature multiplies all logits, as YaRN's ``mscale²``
+    does there, and so does the factor of ``scalable_softmax`` and ``log_n``. In transformers a
+    config without ``mscale_all_dim`` has the temperature in products of rotated features alone.
 
     Args:
         dim: width C of the model.
@@ -60,8 +60,8 @@ class LatentAttention(nn.Module):
         qk_rope_head_dim: width D of r and b, which the encoding is made for.
         v_head_dim: width E of a head's values.
         q_lora_rank: width of the latent of queries; None: queries are made from x.
-        encoding: a query_key part at most, whose keys may be shared by all heads. Those of a part
-            with angles a head are not, and then are transformed at each call.
+        encoding: of r and b; one without score and value parts. Where each head has angles of its
+            own, or they are learned, the cache has b, and f(b) is computed at each call.
         causal: a token sees the past only.
         window: a token sees fewer than this many steps away only.
         bias: ``down``, ``query_down`` and ``output`` have biases.
