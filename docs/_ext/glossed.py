@@ -18,6 +18,7 @@ GLOSSED = {
     "effective length": "effective lengths?",
     "engine": "engines?",
     "half pairs": "half pairs",
+    "latent attention": "latent attention",
     "LSE": "LSE",
     "moving positions": "moving positions",
     "needle": "needles?",
