@@ -86,6 +86,43 @@ def test_lengths_are_in_cells_whatever_the_step() -> None:
     got = extend(fine, "on_axis", method="ntk_by_parts@alpha=0.1@beta=2", factor=2, length=40)
     expected = extend(rope, "ntk_by_parts", alpha=0.1, beta=2, factor=2, length=20)
     assert divisors(got) == divisors(expected)
+    for tokens, pair in ((12, 0), (24, 0), (40, 1)):  # periods of 4π and 12.6π tokens
+        method = f"riflex@repeats={tokens}"
+        own = divisors(extend(fine, "on_axis", method=method, factor=2, length=40))
+        assert [t for t in range(8) if own[t] != 1] == [pair]
+
+
+def test_a_band_is_taken_from_its_fastest_pair_on() -> None:
+    """LTX-Video's rises: pair t of rope is pair d - 1 - t, and tokens turn it by its frequency."""
+    rising = create("axial_rope", head_dim=24, pairs=(6, 6), band=(0.05, 2.0))
+    falling = create("axial_rope", head_dim=24, pairs=(6, 6), band=(2.0, 0.05))
+    theta = [2 * 40 ** (-t / 5) for t in range(6)]
+    rope = create("rope", head_dim=12, base=40 ** (6 / 5))
+    for method in ("ntk", "interpolate", "yarn@alpha=0.5@beta=4", "riflex"):
+        same = [
+            extend(band, "on_axis", method=method, factor=2, length=30, axis=1)
+            for band in (rising, falling)
+        ]
+        assert divisors(same[0])[6:] == pytest.approx(divisors(same[1])[:5:-1])
+        assert divisors(same[0])[:6] == [1.0] * 6
+        expected = divisors(extend(rope, method, factor=2, length=60))
+        assert divisors(same[1])[6:] == pytest.approx(expected)
+    outgrown = next(t for t in range(6) if 30 * theta[t] / (2 * math.pi) <= 0.9)
+    expected = [1.0] * 6
+    expected[outgrown] = max(1.0, theta[outgrown] * 60 / (1.8 * math.pi))
+    assert divisors(same[1])[6:] == pytest.approx(expected)
+
+
+def test_learned_frequencies_are_interpolated() -> None:
+    mochi = create(
+        "axial_rope", head_dim=12, heads=2, pairs=(2, 2, 2), step=(1.0, 4.0, 4.0), learned=True
+    )
+    with torch.no_grad():
+        mochi.query_key.frequencies.normal_()  # type: ignore[union-attr]
+    longer = extend(mochi, "on_axis", method="interpolate", factor=2, axis=1)
+    before, after = mochi.cos_sin(Layout.cells(2, 3, 2)), longer.cos_sin(Layout.cells(2, 6, 2))
+    for old, new in zip(before, after, strict=True):
+        torch.testing.assert_close(new.unflatten(2, (2, 6, 2))[:, :, :, ::2].flatten(2, 4), old)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +132,7 @@ def test_lengths_are_in_cells_whatever_the_step() -> None:
         ({"pairs": (0, 8)}, {"axis": 0}, "axis"),
         ({}, {"method": "rerope", "length": 30}, "method"),
         ({}, {"method": "log_n", "length": 30}, "method"),
-        ({"band": (1.0, 2.0)}, {}, "encoding"),
+        ({"band": (1.0, 2.0), "spacing": "linear"}, {}, "encoding"),
         ({"learned": True, "heads": 2}, {}, "encoding"),
     ],
 )

@@ -9,7 +9,8 @@ from posenc.encodings.query_key.rope import Rope
 from posenc.errors import ArgumentError
 from posenc.extension.entry import Extension
 from posenc.extension.fitting import NotApplicable, Stretch, Trained, replaced, require_part
-from posenc.extension.registry import extend
+from posenc.extension.registry import EXTENSIONS, extend
+from posenc.registration import parse_name
 
 
 def on_axis(
@@ -26,10 +27,11 @@ def on_axis(
     ``θ'_at = θ_at / d_t`` for axis a, with the divisors d that the method gives RoPE of the axis's
     own pairs and base; other axes are kept. Cosmos stretches time by ``ntk``, HunyuanVideo and
     CogVideoX have ``riflex``. A method's gain (YaRN's) is of the whole head. Cost: none. Repeat it
-    for further axes.
+    for further axes. A ``band`` is taken from its fastest pair on. Learned frequencies, which have
+    no order, take ``interpolate`` alone: ``step`` is divided.
 
     Args:
-        encoding: with ``axial_rope`` of falling frequencies, not learned ones or a ``band``.
+        encoding: with ``axial_rope``, of no band with ``spacing="linear"``.
         factor: of the axis, 1 or more.
         length: trained length of the axis in cells, for methods that need one.
         method: name of one that divides frequencies, with its options: ``"yarn"``,
@@ -51,25 +53,47 @@ def on_axis(
     (1.0, 3.0, 9.0, 1.0, 1.0, 1.0)
     """
     axial = require_part(encoding, AxialRope, "on_axis", "axial_rope")
-    if axial.learned or axial.band is not None:
-        raise NotApplicable.of("on_axis", "axial_rope of falling frequencies", encoding)
+    if axial.band is not None and axial.spacing == "linear":
+        raise NotApplicable.of("on_axis", "axial_rope of geometric frequencies", encoding)
+    if axial.learned and method != "interpolate":
+        raise NotApplicable.of(
+            "on_axis", "axial_rope of frequencies that are not learned", encoding
+        )
     pairs = axial.counts(axes)
-    if axis >= len(pairs) or pairs[axis] == 0:
+    if axis >= len(pairs) or not (axial.learned or pairs[axis]):
         raise ArgumentError(
             "axis",
             expected=f"0 to {len(pairs) - 1}, an axis with pairs of {tuple(pairs)}",
             got=axis,
             remedy="In video 0 is time, 1 height, 2 width.",
         )
+    steps = list(by_axis(axial.step, len(pairs)))
+    if axial.learned:
+        steps[axis] /= factor
+        slower = AxialRope(**{**axial.given, "step": steps})
+        slower.frequencies = axial.frequencies
+        return replaced(encoding, axial, slower)
     own = slice(sum(pairs[:axis]), sum(pairs[: axis + 1]))
     divisors = list(axial.divisors or [1.0] * sum(pairs))
+    base, fastest, order = by_axis(axial.base, len(pairs))[axis], steps[axis], 1
+    if axial.band is not None:
+        fastest, order = fastest * max(axial.band), 1 if axial.band[0] > axial.band[1] else -1
+        base = (max(axial.band) / min(axial.band)) ** (pairs[axis] / max(1, pairs[axis] - 1))
+    before = divisors[own][::order]
     rope = Rope(
         head_dim=2 * pairs[axis],
-        base=by_axis(axial.base, len(pairs))[axis],
-        divisors=divisors[own] if any(divisor != 1 for divisor in divisors[own]) else None,
+        base=base,
+        divisors=before if any(divisor != 1 for divisor in before) else None,
     )
-    length = None if length is None else length * by_axis(axial.step, len(pairs))[axis]
-    stretched = extend(Encoding(query_key=rope), method, factor=factor, length=length)
+    parsed = parse_name(EXTENSIONS, method)  # tokens are counted in turns of the fastest pair
+    in_turns = {name: parsed.options[name] * fastest for name in {"repeats"} & {*parsed.options}}
+    stretched = extend(
+        Encoding(query_key=rope),
+        parsed.name,
+        factor=factor,
+        length=None if length is None else length * fastest,
+        **{**parsed.options, **in_turns},
+    )
     changed = stretched.query_key
     if not isinstance(changed, Rope) or len(stretched.parts()) > 1:
         raise ArgumentError(
@@ -78,7 +102,7 @@ def on_axis(
             got=method,
             remedy="Methods that move positions are for one axis.",
         )
-    divisors[own] = changed.divisors or [1.0] * pairs[axis]
+    divisors[own] = (changed.divisors or (1.0,) * pairs[axis])[::order]
     made = axial.stretched(pairs, divisors, gain=axial.gain * changed.gain)
     return replaced(encoding, axial, made)
 

@@ -1,238 +1,300 @@
-"""Rotations on several axes in models of diffusers, identified by running them, and stretched."""
+"""Rotations on several axes in models of diffusers, identified by running them, and stretched.
+
+Modules are called by the names of their arguments, and where tokens are is read from the angles
+that they give, so that there is no list of models.
+"""
 
 from __future__ import annotations
 
-import math
+import functools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import Natural, check
-from posenc.encoding import Encoding, Pairing
-from posenc.encodings.common.precision import wider
-from posenc.encodings.query_key.axial_rope import AxialRope
+from posenc.encoding import Encoding
+from posenc.encodings.query_key.axial_rope import AxialRope, by_axis
 from posenc.errors import ArgumentError
 from posenc.extension import extend
 from posenc.layout import Layout
+from posenc.transformers.stretching.axis_tables import (
+    Ladders,
+    StretchedTable,
+    map_tables,
+    read_ladders,
+    tables_of,
+)
 from posenc.transformers.stretching.changes import Change, StretchedPart
 from posenc.transformers.stretching.configs import Request
 from posenc.transformers.stretching.frequencies import describe
 
-Table = tuple[Float[Tensor, "L D"], Float[Tensor, "L D"]]
-"""Cosines and sines of tokens, each twice."""
-
 MOST_AXES, LARGEST_PATCH = 4, 8
-"""Largest numbers of axes of ids, and of cells of latents a token, that are tried."""
+"""Largest numbers of axes, and of cells of latents a token, that are tried."""
 
-TOLERANCE = 1e-4
-"""Largest error of cosines in float32 at the small positions that are tried."""
+TABLES = "image_rotary_emb"
+"""Argument by which pipelines give a model its tables, if it has no module for them."""
+
+FREQUENCIES = "pos_frequencies"
+"""Argument by which a model gives a module learned frequencies ``[A, H, T]``."""
+
+COORDINATES = ("video_coords", "coords")
+"""Arguments that are coordinates ``[B, A, L]`` in seconds and pixels (LTX-Video)."""
+
+FINEST = -14
+"""Power of 2 of a step of such coordinates in which the fastest pair turns by less than π."""
+
+ARGUMENTS = (
+    *("hidden_states", "attention_mask", "ids", "video_fhw", "fhw", "max_txt_seq_len"),
+    *(
+        "frame_indices",
+        "num_frames",
+        "height",
+        "width",
+        "device",
+        "dtype",
+        FREQUENCIES,
+        *COORDINATES,
+    ),
+)
+"""Names of arguments that values are known for."""
 
 
 @dataclass(eq=False)
-class AxialModule:
-    """A module that gives tokens on several axes their cosines and sines.
+class Rotation:
+    """Tables that a module returns.
 
     Args:
-        path: in the model.
-        module: its ``forward`` takes latents ``[B, C, *sizes]`` or ids ``[L, A]``.
-        patch: cells of latents a token along each axis; None: it takes ids.
-        rope: the same rotation.
+        path: of the module in the model.
+        owner: the module whose ``forward`` is changed.
+        ladders: frequencies of the tables.
     """
 
     path: str
-    module: nn.Module
-    patch: tuple[int, ...] | None
-    rope: AxialRope
+    owner: nn.Module
+    ladders: Ladders
 
-    def stretch(self, request: Request, axis: int) -> tuple[Change, StretchedPart]:
-        """Have the module rotate as a method makes it along an axis.
+    @property
+    def rope(self) -> AxialRope:
+        """The same rotation."""
+        return self.ladders.rope
 
-        Raises:
-            ArgumentError: as ``posenc.extension.on_axis``.
-        """
-        options = "".join(f"@{name}={value}" for name, value in request.options.items())
-        extended = extend(
-            Encoding(query_key=self.rope),
-            "on_axis",
-            factor=request.factor,
-            length=request.length,
-            method=request.method + options,
-            axis=axis,
-        )
-        after = extended.query_key
-        assert isinstance(after, AxialRope)
-        rotation = StretchedRotation(self.module.forward, self, after, axis)
-        change = Change.of(self.module, "forward", rotation)
-        kind = type(self.module).__name__
-        return change, StretchedPart(self.path, kind, True, describe(extended))
+    def stretched(self, after: AxialRope, axis: int) -> Callable[..., Any]:
+        """The owner's ``forward`` with the rotation ``after`` along an axis."""
+        forward, change = self.owner.forward, StretchedTable(self.ladders, after, axis)
+
+        @functools.wraps(forward)
+        def rotate(*args: Any, **kwargs: Any) -> Any:
+            return map_tables(forward(*args, **kwargs), change)
+
+        return rotate
+
+
+class GivenTables(Rotation):
+    """Tables that a model is called with (CogVideoX)."""
+
+    def stretched(self, after: AxialRope, axis: int) -> Callable[..., Any]:
+        change = StretchedTable(self.ladders, after, axis, verified=False)
+
+        def stretched(tables: Any) -> Any:
+            if tables is None:
+                raise ArgumentError(
+                    TABLES,
+                    expected="tables, which are stretched",
+                    got=None,
+                    remedy="restore(model) undoes the stretch.",
+                )
+            return map_tables(tables, change)
+
+        return _with(self.owner.forward, TABLES, stretched)
+
+
+class LearnedFrequencies(Rotation):
+    """Frequencies ``[A, H, T]`` that a module is called with (Mochi)."""
+
+    @property
+    def rope(self) -> AxialRope:
+        pairs = tuple(map(len, self.ladders.theta))
+        return AxialRope(head_dim=2 * sum(pairs), heads=1, pairs=pairs, learned=True)
+
+    def stretched(self, after: AxialRope, axis: int) -> Callable[..., Any]:
+        steps = by_axis(after.step, len(self.ladders.theta))
+
+        def scaled(frequencies: Tensor) -> Tensor:
+            return frequencies * frequencies.new_tensor(steps).view(-1, 1, 1)
+
+        return _with(self.owner.forward, FREQUENCIES, scaled)
 
 
 @dataclass(eq=False)
-class StretchedRotation:
-    """The ``forward`` of a rotary module, with other cosines and sines of the pairs that changed.
+class ModuleProbe:
+    """Calls of a rotary module for a box of tokens; see ``axis_tables.Probe``.
 
     Args:
-        forward: of the module.
-        before: the module as it was.
-        after: the stretched rotation.
-        axis: along which it is stretched.
+        module: that is called.
+        names: of the arguments that it is called with.
+        axes: of the tokens' coordinates.
+        device: of tensors.
     """
 
-    forward: Callable[..., tuple[Tensor, Tensor]]
-    before: AxialModule
-    after: AxialRope
-    axis: int
+    module: nn.Module
+    names: frozenset[str]
+    axes: int
+    device: torch.device
 
-    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        cosine, sine = self.forward(x, *args, **kwargs)
-        columns, positions = self._columns(), self._positions(x, cosine, sine)
-        slowed = [t for t, divisor in enumerate(self.after.divisors or ()) if divisor != 1]
-        theta = self.after.ladders(len(self.after.pairs or ()), like=positions)
-        turned = positions.unsqueeze(1) * theta[slowed]
-        own = [column for t in slowed for column in columns[t]]
-        made = []
-        for before, of_pairs in ((cosine, turned.cos()), (sine, turned.sin())):
-            after = before.clone(memory_format=torch.contiguous_format)
-            after.view(-1, after.shape[-1])[:, own] = of_pairs.repeat_interleave(2, 1).to(after)
-            made.append(after if self.after.gain == 1 else after * self.after.gain)
-        return made[0], made[1]
+    def __post_init__(self) -> None:
+        fine = not self.names.isdisjoint(COORDINATES)
+        self.steps: Sequence[float] = [2.0**power for power in range(FINEST if fine else 0, 1)]
+        self.patch = [1] * self.axes
+        if self.names & {"hidden_states", "height"} and not fine:
+            self.patch = [self._patch(axis) for axis in range(self.axes)]
 
-    def _columns(self) -> list[tuple[int, int]]:
-        """The two features of each pair."""
-        pairs = sum(self.after.pairs or ())
-        if self.after.pairing == "half":
-            return [(t, t + pairs) for t in range(pairs)]
-        return [(2 * t, 2 * t + 1) for t in range(pairs)]
+    def __call__(self, sizes: tuple[int, ...], step: float = 1.0) -> Any:
+        latents = [n * size for n, size in zip(sizes, self.patch, strict=True)]
+        return self._call(latents, sizes, step)
 
-    def _positions(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Float[Tensor, " L"]:
-        """Coordinates of tokens along the axis, in the units of this call (frames a second)."""
-        if self.before.patch is None:
-            return wider(x[:, self.axis])
-        sizes = [n // size for n, size in zip(x.shape[2:], self.before.patch, strict=True)]
-        cells = wider(Layout.cells(*sizes, device=x.device).positions[0, :, self.axis])
-        if sizes[self.axis] == 1:
-            return cells
-        first = self._columns()[sum((self.after.pairs or ())[: self.axis])][0]
-        second = math.prod(sizes[self.axis + 1 :])  # the next token along the axis
-        angle = torch.atan2(
-            *(y.reshape(len(cells), -1)[second, first].to(cells) for y in (sine, cosine))
-        )
-        return cells * (angle if (angle - 1).abs() > TOLERANCE else 1.0)
+    def _call(self, latents: list[int], sizes: tuple[int, ...], step: float = 1.0) -> Any:
+        cells = Layout.cells(*sizes, device=self.device).positions  # [1, L, A]
+        mask = torch.ones(1, sizes[0], dtype=torch.long, device=self.device)  # of words
+        shown = latents[1:] if "attention_mask" in self.names else latents
+        known: dict[str, Any] = {
+            "hidden_states": torch.zeros(1, 1, *shown, device=self.device),
+            "attention_mask": mask,
+            "ids": cells[0],
+            "video_fhw": [sizes],
+            "fhw": sizes,
+            "max_txt_seq_len": 1,
+            "frame_indices": torch.arange(latents[0], device=self.device),
+            "device": self.device,
+            "dtype": torch.float32,
+            FREQUENCIES: 0.01 * torch.eye(self.axes, device=self.device).unsqueeze(2),
+            **dict.fromkeys(COORDINATES, cells.mT * step),
+            **dict(zip(("num_frames", "height", "width"), latents, strict=False)),
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of autocast, on devices that lack it
+            try:
+                return self.module(**{name: known[name] for name in self.names})
+            except Exception:  # of any class of diffusers
+                return None
+
+    def _patch(self, axis: int) -> int:
+        """Cells of latents a token along an axis."""
+        for size in range(1, LARGEST_PATCH + 1):
+            latents = [size if other == axis else LARGEST_PATCH for other in range(self.axes)]
+            tables = tables_of(self._call(latents, tuple(latents)))
+            if tables and all(cosine.numel() for cosine, _ in tables):
+                return size
+        return 1
+
+
+class VideoProbe:
+    """Calls of the function by which pipelines of diffusers make tables for ``TABLES``."""
+
+    axes = 3
+    steps: Sequence[float] = (1.0,)
+
+    def __init__(self, model: nn.Module) -> None:
+        config = getattr(model, "config", None)
+        video = getattr(config, "sample_frames", None) is not None
+        self.head_dim = getattr(config, "attention_head_dim", None) if video else None
+
+    def __call__(self, sizes: tuple[int, ...], step: float = 1.0) -> Any:
+        if self.head_dim is None:
+            return None
+        from diffusers.models.embeddings import get_3d_rotary_pos_embed
+
+        frames, *sides = sizes
+        return get_3d_rotary_pos_embed(self.head_dim, ((0, 0), tuple(sides)), tuple(sides), frames)
 
 
 def stretch_axis(
     model: nn.Module, request: Request, axis: int, changes: list[Any]
 ) -> tuple[StretchedPart, ...]:
-    """Stretch all rotations of a model along an axis.
+    """Stretch all rotations of a model along an axis; those without that axis are left alone.
 
     Raises:
         ArgumentError: if it has none that is known, or as ``posenc.extension.on_axis``.
     """
     axis = check("axis", Natural, axis)
-    parts = []
-    for found in axial_modules(model):
-        change, part = found.stretch(request, axis)
-        changes.append(change)
-        parts.append(part)
-    if not parts:
+    found = list(rotations(model))
+    if not found:
         raise ArgumentError(
             "model",
-            expected="a rotary module of latents or ids with a ladder of frequencies an axis",
+            expected="tables of latents, sizes or ids, with a ladder of frequencies an axis",
             got=type(model).__name__,
             remedy="Without axis=…, stretch takes models of transformers.",
         )
+    some = any(axis < len(rotation.ladders.theta) for rotation in found)
+    parts = []
+    for rotation in found:
+        kind = type(rotation.owner).__name__
+        if some and axis >= len(rotation.ladders.theta):
+            parts.append(StretchedPart(rotation.path, kind, False, f"it has no axis {axis}"))
+            continue
+        extended = _extended(rotation.rope, request, axis)
+        after = extended.query_key
+        assert isinstance(after, AxialRope)
+        changes.append(Change.of(rotation.owner, "forward", rotation.stretched(after, axis)))
+        told = describe(extended)
+        if after.learned:
+            told = f"learned frequencies divided by {1 / by_axis(after.step, axis + 1)[axis]:.4g}"
+        parts.append(StretchedPart(rotation.path, kind, True, told))
     return tuple(parts)
 
 
-def axial_modules(model: nn.Module) -> Iterator[AxialModule]:
-    """Modules that are axial RoPE of latents or ids, as calls of them show."""
+def _extended(rope: AxialRope, request: Request, axis: int) -> Encoding:
+    """The rotation as the method stretches it along an axis.
+
+    Raises:
+        ArgumentError: as ``posenc.extension.on_axis``.
+    """
+    options = "".join(f"@{name}={value}" for name, value in request.options.items())
+    return extend(
+        Encoding(query_key=rope),
+        "on_axis",
+        factor=request.factor,
+        length=request.length,
+        method=request.method + options,
+        axis=axis,
+    )
+
+
+def rotations(model: nn.Module) -> Iterator[Rotation]:
+    """What rotates tokens on axes in a model, as calls show."""
+    device = next((x.device for x in model.parameters()), torch.device("cpu"))
     for path, module in model.named_modules():
+        parameters = signature(module.forward).parameters
+        if module is model and TABLES in parameters:
+            ladders = read_ladders(VideoProbe(model))
+            if ladders is not None:
+                yield GivenTables(path, module, ladders)
         if any(True for _ in module.children()) or any(True for _ in module.parameters()):
             continue
-        first = next(iter(signature(module.forward).parameters), "")
-        if first == "hidden_states" and (patch := _patch(module)) is not None:
-            rope = _read(module, patch, len(patch))
-        elif first == "ids":
-            tried = (_read(module, None, axes) for axes in range(MOST_AXES, 0, -1))
-            patch, rope = None, next(filter(None, tried), None)
-        else:
+        names = {name for name in parameters if name in ARGUMENTS}
+        if any(p.default is p.empty and n not in names for n, p in parameters.items()):
             continue
-        if rope is not None:
-            yield AxialModule(path, module, patch, rope)
-
-
-def _table(module: nn.Module, patch: Sequence[int] | None, sizes: Sequence[int]) -> Table | None:
-    """Cosines and sines of the cells of a box; None if the module gives none."""
-    if patch is None:
-        table = _call(module, Layout.cells(*sizes).positions[0])
-    else:
-        cells = (n * size for n, size in zip(sizes, patch, strict=True))
-        table = _call(module, torch.zeros(1, 1, *cells))
-    return table if table is not None and len(table[0]) == math.prod(sizes) else None
-
-
-def _call(module: nn.Module, x: Tensor) -> Table | None:
-    """The cosines and sines that a call gives; None if it gives other results, or fails."""
-    try:
-        found = module(x)
-    except Exception:  # of any class of diffusers
-        return None
-    both = isinstance(found, tuple) and len(found) == 2 and all(map(torch.is_tensor, found))
-    if not both or found[0].shape != found[1].shape or found[0].is_complex():
-        return None
-    cosine, sine = (x.detach().cpu().double().reshape(-1, x.shape[-1]) for x in found)
-    return cosine, sine
-
-
-def _patch(module: nn.Module) -> tuple[int, ...] | None:
-    """Cells of video latents a token along each axis."""
-    patch = []
-    for axis in range(3):
-        sizes = [LARGEST_PATCH] * 3
-        for size in range(1, LARGEST_PATCH + 1):
-            sizes[axis] = size
-            if (table := _call(module, torch.zeros(1, 1, *sizes))) is not None and len(table[0]):
-                patch.append(size)
+        kind = LearnedFrequencies if FREQUENCIES in names else Rotation
+        for axes in range(MOST_AXES, 0, -1):
+            ladders = read_ladders(ModuleProbe(module, frozenset(names), axes, device))
+            if ladders is not None:
+                yield kind(path, module, ladders)
                 break
-    return tuple(patch) if len(patch) == 3 else None
 
 
-def _read(module: nn.Module, patch: tuple[int, ...] | None, axes: int) -> AxialRope | None:
-    """The module's rotation; None if it is another than axial RoPE of indices."""
-    steps = []
-    for axis in range(axes):
-        table = _table(module, patch, [2 if other == axis else 1 for other in range(axes)])
-        if table is None:
-            return None
-        steps.append(torch.atan2(table[1][1], table[0][1]))
-    features = torch.stack(steps)  # [A, D], radians a cell
-    adjacent = torch.equal(features[:, 0::2], features[:, 1::2])
-    pairing: Pairing = "adjacent" if adjacent else "half"
-    theta = features[:, 0::2] if adjacent else features.chunk(2, 1)[0]
-    own = theta.abs().argmax(0)
-    pairs = tuple(own.bincount(minlength=axes).tolist())
-    bases, first = [], 0
-    for axis, count in enumerate(pairs):
-        ladder = theta[axis, first : first + count].tolist()
-        first += count
-        base = (ladder[0] / ladder[1]) ** count if count > 1 and ladder[1] > 0 else 10000.0
-        near = round(base)
-        bases.append(float(near) if abs(base - near) < TOLERANCE * base else base)
-    if min(bases) <= 1:
-        return None
-    width = features.shape[1]
-    rope = AxialRope(head_dim=width, pairs=pairs, base=bases, pairing=pairing)
-    sizes = (3, 4, 3, 4)[:axes]
-    found = _table(module, patch, sizes)
-    expected = Encoding(query_key=rope).cos_sin(Layout.cells(*sizes))
-    if found is None or any(
-        not torch.allclose(a, b[0].double(), atol=TOLERANCE)
-        for a, b in zip(found, expected, strict=True)
-    ):
-        return None
-    return rope
+def _with(
+    forward: Callable[..., Any], name: str, change: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """A ``forward`` that is called with one argument changed."""
+
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature(forward).bind(*args, **kwargs)
+        bound.arguments[name] = change(bound.arguments.get(name))
+        return forward(*bound.args, **bound.kwargs)
+
+    return call
