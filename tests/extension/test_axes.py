@@ -63,6 +63,23 @@ def test_ntk_on_time_is_cosmos() -> None:
     torch.testing.assert_close(stretched.cos_sin(layout), theirs.cos_sin(layout))
 
 
+@pytest.mark.parametrize(
+    ("method", "factors"), [("ntk", {"ntk_factor": 2.5}), ("interpolate", {"linear_factor": 2.5})]
+)
+def test_both_axes_of_lumina(method: str, factors: dict[str, float]) -> None:
+    """Its NTK multiplies the base by s alone, so that the slowest pair is not s times slower."""
+    embeddings = pytest.importorskip("diffusers.models.embeddings")
+    theirs = embeddings.get_2d_rotary_pos_embed_lumina(48, 5, 7, **factors).flatten(0, 1)
+    longer = create("axial_rope", head_dim=48, pairs=(12, 12))
+    factor = 2.5 ** (22 / 24) if method == "ntk" else 2.5
+    for axis in range(2):
+        longer = extend(longer, "on_axis", method=method, factor=factor, axis=axis)
+    cosine, sine = (x[0, :, ::2] for x in longer.cos_sin(Layout.cells(5, 7)))
+    alternating = theirs.view(35, 12, 2).transpose(1, 2).flatten(1)  # of h, w, h, w, …
+    got = torch.complex(cosine, sine)
+    torch.testing.assert_close(got, alternating, atol=1e-5, rtol=0)
+
+
 def test_axes_are_stretched_one_after_the_other() -> None:
     image = create("axial_rope", head_dim=24, pairs=(6, 6), base=(100.0, 1000.0))
     once = extend(image, "on_axis", method="yarn@alpha=0.1@beta=2", factor=2, length=32, axis=1)

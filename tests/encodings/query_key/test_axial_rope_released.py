@@ -138,6 +138,15 @@ def qwen_image(q: Tensor) -> Tensor:
         return rotated.transpose(1, 2)
 
 
+def lumina2(q: Tensor) -> Tensor:
+    """Cells of an image after FRAMES words, which keep axis 0; here with those of each frame."""
+    module = transformer("lumina2")
+    with in_double(module, of_diffusers("embeddings")):
+        rope = module.Lumina2RotaryPosEmbed(10000, [32, 32, 32], (8, 8, 8))
+        frequencies = rope._get_freqs_cis(VIDEO.positions)
+        return by_feature(q.transpose(1, 2), frequencies, use_real=False).transpose(1, 2)
+
+
 def ltx_video(q: Tensor) -> Tensor:
     """With the pipeline's scale at 25 frames a second."""
     module = transformer("ltx")
@@ -189,7 +198,7 @@ CELLS = {
 RELEASED: dict[str, Callable[[Tensor], Tensor]] = {
     function.__name__: function
     for function in (
-        *(wan, mochi, hunyuan_video, cogvideox, flux, qwen_image, ltx_video, cosmos),
+        *(wan, mochi, hunyuan_video, cogvideox, flux, qwen_image, lumina2, ltx_video, cosmos),
         *(timm, dinov3, rotary_embedding_torch),
     )
 }
@@ -199,7 +208,8 @@ RELEASED: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", RELEASED)
 def test_equals_the_models_code(name: str) -> None:
     layout = CELLS.get(name, VIDEO)
-    width = 64 if name in ("cogvideox", "timm", "dinov3", "rotary_embedding_torch") else 128
+    small = ("cogvideox", "timm", "dinov3", "rotary_embedding_torch")
+    width = 64 if name in small else 96 if name == "lumina2" else 128
     heads = HEADS if name in ("ltx_video", "mochi") else None
     options = dict(PRESETS[name])
     if name == "mochi":

@@ -226,6 +226,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "cogvideox": {"pairs": (8, 12, 12)},
     "flux": IN_VIDEO,
     "qwen_image": IN_VIDEO,
+    "lumina2": {},
     "ltx_video": {
         "band": (math.pi / 2, 10000 * math.pi / 2),
         "origin": (-1.0, -1.0, -1.0),
@@ -240,13 +241,14 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 """Options of ``axial_rope`` as released models have them, by the model or library.
 
-Positions are indices from 0 in Wan, HunyuanVideo, CogVideoX, Flux, LTX-Video and Cosmos. Others
-have ``Layout.cells`` with rows and columns ``"centred"`` (Qwen-Image), at ``"midpoints"`` (Mochi,
-DINOv3) or from end to end (``"ends"``: timm's ``RotaryEmbeddingCat`` and rotary-embedding-torch's
-pixel frequencies). Three are of one case: LTX-Video's step of time is 16 / (20 · frames per
-second), here at 25; Mochi's of h rows and w columns are ``96 √(h/w)`` and ``96 √(w/h)``, here of
-squares, and its frequencies are a checkpoint's ``pos_frequencies``; Cosmos's bases are of heads of
-128 and its step of time is 24 / frames per second where that is given.
+Positions are indices from 0 in Wan, HunyuanVideo, CogVideoX, Flux, LTX-Video and Cosmos; in Lumina
+axis 0 counts words, and all cells of the image have the next number. Others have ``Layout.cells``
+with rows and columns ``"centred"`` (Qwen-Image), at ``"midpoints"`` (Mochi, DINOv3) or from end to
+end (``"ends"``: timm's ``RotaryEmbeddingCat`` and rotary-embedding-torch's pixel frequencies).
+Three are of one case: LTX-Video's step of time is 16 / (20 · frames per second), here at 25;
+Mochi's of h rows and w columns are ``96 √(h/w)`` and ``96 √(w/h)``, here of squares, and its
+frequencies are a checkpoint's ``pos_frequencies``; Cosmos's bases are of heads of 128 and its step
+of time is 24 / frames per second where that is given.
 """
 
 

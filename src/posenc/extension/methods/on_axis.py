@@ -25,10 +25,12 @@ def on_axis(
     """A method that divides RoPE's frequencies, on one axis of ``axial_rope``.
 
     ``θ'_at = θ_at / d_t`` for axis a, with the divisors d that the method gives RoPE of the axis's
-    own pairs and base; other axes are kept. Cosmos stretches time by ``ntk``, HunyuanVideo and
-    CogVideoX have ``riflex``. A method's gain (YaRN's) is of the whole head. Cost: none. Repeat it
-    for further axes. A ``band`` is taken from its fastest pair on. Learned frequencies, which have
-    no order, take ``interpolate`` alone: ``step`` is divided.
+    own pairs and base; other axes are kept. A ``band`` is taken from its fastest pair on. Learned
+    frequencies, which have no order, take ``interpolate`` alone: their ``step`` is divided.
+
+    Cosmos stretches time by ``ntk``, HunyuanVideo and CogVideoX have ``riflex``. Lumina-Next's NTK,
+    with base ``b · s`` on both axes, is ``ntk`` with a factor of ``s^((d-2)/d)``, d the features of
+    the axis. A method's gain (YaRN's) is of the whole head. Cost: none. Repeat it for further axes.
 
     Args:
         encoding: with ``axial_rope``, of no band with ``spacing="linear"``.
