@@ -80,7 +80,7 @@ class Rotation:
 
     @property
     def rope(self) -> AxialRope:
-        """The same rotation."""
+        """Axial RoPE of the module's frequencies."""
         return self.ladders.rope
 
     def stretched(self, after: AxialRope, axis: int) -> Callable[..., Any]:
@@ -265,7 +265,7 @@ def _extended(rope: AxialRope, request: Request, axis: int) -> Encoding:
 
 
 def rotations(model: nn.Module) -> Iterator[Rotation]:
-    """What rotates tokens on axes in a model, as calls show."""
+    """Rotations on axes in a model, found by calls of its modules."""
     device = next((x.device for x in model.parameters()), torch.device("cpu"))
     for path, module in model.named_modules():
         parameters = signature(module.forward).parameters

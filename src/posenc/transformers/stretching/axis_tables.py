@@ -47,7 +47,7 @@ class Probe(Protocol):
     steps: Sequence[float]
 
     def __call__(self, sizes: tuple[int, ...], step: float = 1.0) -> Any:
-        """What a call for tokens so far apart returns; None if it fails."""
+        """Result of a call for tokens so far apart; None if it fails."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ class Ladders:
 
     @property
     def rope(self) -> AxialRope:
-        """The same rotation."""
+        """Axial RoPE of these frequencies."""
         pairs = tuple(map(len, self.theta))
         bases = []
         for ladder in self.theta:
