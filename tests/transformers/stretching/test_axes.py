@@ -265,6 +265,21 @@ def test_tables_of_other_frequencies_are_refused() -> None:
         assert refused.value.argument == "image_rotary_emb"
 
 
+def test_tables_of_half_precision_are_read_as_exactly_as_they_are() -> None:
+    """A fast pair says what slow ones, of three digits, leave open at 90 frames."""
+    from posenc.transformers.stretching.axes import StretchedTable, rotations
+
+    rope = create("axial_rope", head_dim=32, pairs=(4, 6, 6))
+    longer = extend(rope, "on_axis", method="interpolate", factor=2, axis=0)
+    (given,) = rotations(cogvideox())
+    change = StretchedTable(given.ladders, longer.query_key, 0, verified=False)  # type: ignore[arg-type]
+    video = Layout.cells(90, 2, 2)
+    tables = [x[0].bfloat16() for x in rope.cos_sin(video)]
+    expected = [x[0] for x in longer.cos_sin(video)]
+    for got, exact in zip(change(*tables), expected, strict=True):
+        torch.testing.assert_close(got.float(), exact, atol=1e-2, rtol=0)
+
+
 def test_learned_frequencies_take_interpolation_alone() -> None:
     model: Any = mochi()
     with pytest.raises(ArgumentError) as refused:
