@@ -65,7 +65,7 @@ ARGUMENTS = (
 
 
 @dataclass(eq=False)
-class Rotation:
+class AxialRotation:
     """Tables that a module returns.
 
     Args:
@@ -94,7 +94,7 @@ class Rotation:
         return rotate
 
 
-class GivenTables(Rotation):
+class GivenTables(AxialRotation):
     """Tables that a model is called with (CogVideoX)."""
 
     def stretched(self, after: AxialRope, axis: int) -> Callable[..., Any]:
@@ -113,7 +113,7 @@ class GivenTables(Rotation):
         return _with(self.owner.forward, TABLES, stretched)
 
 
-class LearnedFrequencies(Rotation):
+class LearnedFrequencies(AxialRotation):
     """Frequencies ``[A, H, T]`` that a module is called with (Mochi)."""
 
     @property
@@ -132,7 +132,7 @@ class LearnedFrequencies(Rotation):
 
 @dataclass(eq=False)
 class ModuleProbe:
-    """Calls of a rotary module for a box of tokens; see ``axis_tables.Probe``.
+    """Calls of a rotary module for a box of tokens; see ``axis_tables.TableProbe``.
 
     Args:
         module: that is called.
@@ -264,7 +264,7 @@ def _extended(rope: AxialRope, request: Request, axis: int) -> Encoding:
     )
 
 
-def rotations(model: nn.Module) -> Iterator[Rotation]:
+def rotations(model: nn.Module) -> Iterator[AxialRotation]:
     """Rotations on axes in a model, found by calls of its modules."""
     device = next((x.device for x in model.parameters()), torch.device("cpu"))
     for path, module in model.named_modules():
@@ -278,7 +278,7 @@ def rotations(model: nn.Module) -> Iterator[Rotation]:
         names = {name for name in parameters if name in ARGUMENTS}
         if any(p.default is p.empty and n not in names for n, p in parameters.items()):
             continue
-        kind = LearnedFrequencies if FREQUENCIES in names else Rotation
+        kind = LearnedFrequencies if FREQUENCIES in names else AxialRotation
         for axes in range(MOST_AXES, 0, -1):
             ladders = read_ladders(ModuleProbe(module, frozenset(names), axes, device))
             if ladders is not None:

@@ -34,7 +34,7 @@ BOXES = ((3, 4, 3, 4), (1, 4, 3, 4))
 """Sizes that frequencies are verified with; the second for text before an image."""
 
 
-class Probe(Protocol):
+class TableProbe(Protocol):
     """A way to call for the tables of a box of tokens.
 
     Args:
@@ -181,7 +181,7 @@ def map_tables(result: Any, change: Callable[[Tensor, Tensor], Table]) -> Any:
     return type(result)(map_tables(part, change) for part in result)
 
 
-def read_ladders(probe: Probe) -> Ladders | None:
+def read_ladders(probe: TableProbe) -> Ladders | None:
     """The frequencies of tables; None if they are another rotation than of one axis a feature."""
     measured = [_measured(probe, axis) for axis in range(probe.axes)]
     forms = {found[0] for found in measured if found is not None}
@@ -199,7 +199,7 @@ def read_ladders(probe: Probe) -> Ladders | None:
     return made if ladders and _geometric(theta) and _verified(made, probe) else None
 
 
-def _measured(probe: Probe, axis: int) -> tuple[Form, Float[Tensor, " R"]] | None:
+def _measured(probe: TableProbe, axis: int) -> tuple[Form, Float[Tensor, " R"]] | None:
     """Form of the tables, and the angle of each feature by a unit of an axis's coordinate."""
     sizes = tuple(MEASURED if other == axis else 1 for other in range(probe.axes))
     theta, form = torch.zeros(()), None
@@ -244,7 +244,7 @@ def _geometric(theta: tuple[tuple[float, ...], ...]) -> bool:
     return True
 
 
-def _verified(ladders: Ladders, probe: Probe) -> bool:
+def _verified(ladders: Ladders, probe: TableProbe) -> bool:
     """True if the angles of a box of tokens are those of coordinates, times the frequencies."""
     for box in BOXES:
         sizes = box[: probe.axes]
