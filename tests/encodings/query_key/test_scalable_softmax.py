@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import Llama4TextConfig
+from transformers.models.beam.modeling_beam import compute_attention_scaling
 from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 from transformers.models.mistral_large4.modeling_mistral_large4 import (
@@ -156,6 +157,21 @@ def test_forms(form: str, expected: Callable[[Tensor], Tensor]) -> None:
     assert isinstance(part, ScaledQueries)
     got = part.of_queries(Grid.of(Layout.at(positions), causal=True)).flatten()
     torch.testing.assert_close(got, expected(positions))
+
+
+def test_equals_beam() -> None:
+    """A power of 1 + n/L; by hand, 32^0.2 = 2 at the 62nd token with L = 2."""
+    positions = torch.tensor([[0.0, 1.0, 2047.0, 2048.0, 2.0**20]])
+
+    def factors(length: int, growth: float, at: Tensor) -> Tensor:
+        options = {"length": length, "growth": growth, "form": "beam"}
+        part = extend(Encoding(), "log_n", **options).query_key
+        assert isinstance(part, ScaledQueries)
+        return part.of_queries(Grid.of(Layout.at(at), causal=True))
+
+    expected = compute_attention_scaling(positions.long())
+    torch.testing.assert_close(factors(2048, 0.1, positions), expected)
+    assert factors(2, 0.2, torch.tensor([61.0])).item() == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,15 @@ def log_n(
     ``extend(encoding, "rerope+log_n", …)``. Cost: Q·D·H; a constant bias table is no longer
     constant. Differs from the source in nothing. Inkling has the same with a growth of 0.1. Llama
     4's form, in its layers without RoPE, is ``1 + growth · ln(1 + ⌊n_i / L⌋)``, L = 8192 and a
-    growth of 0.1: it begins at the last trained position. Ministral 3's has ``⌊p_i / L⌋``.
+    growth of 0.1: it begins at the last trained position. Ministral 3's has ``⌊p_i / L⌋``. Beam's
+    is ``(1 + n_i / L)^growth``, L = 2048 and a growth of 0.1, in its layers without RoPE: it is
+    above 1 at trained positions too, so that only a model trained with it should have it.
 
     Args:
         encoding: any with softmax weights.
         length: L, the trained length.
         growth: of κ where n grows by a factor of e.
-        form: ``"log"``, ``"llama4"`` or ``"ministral3"``.
+        form: ``"log"``, ``"llama4"``, ``"ministral3"`` or ``"beam"``.
 
     Raises:
         ArgumentError: if the weights are no softmax (stick_breaking), ``length`` is below 2, or
