@@ -36,7 +36,7 @@ WRONG: dict[str, dict[str, list[Any]]] = {
     "complex_order": {"dim": [5], "shared": ["word"]},
     "comrope": {"block": [3], "span": [-1.0], "variant": ["axal"]},
     "contextual": {"max_distance": [-1]},
-    "conv": {"kernel": [4], "axes": [3], "padding": ["circlar"]},
+    "conv": {"groups": [3], "activation": ["relu"], "axes": [3], "padding": ["circlar"]},
     "cope": {"max_count": [1]},
     "dape": {"bias": ["rope"]},
     "deberta": {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import HubertConfig, HubertModel, Wav2Vec2Config, Wav2Vec2Model
 
 from posenc import Layout
 from posenc.attention import LayerCache
@@ -37,12 +39,15 @@ def loops(encoding: Conv, x: Tensor, layout: Layout) -> Tensor:
     def real(row: int, token: int) -> bool:
         return bool(mark("valid", row, token, 1)) and not mark("special", row, token, 0)
 
-    output = x.clone()
+    added, width = torch.zeros_like(x), 4 // encoding.groups
+    whole = torch.zeros(4, 4, kernel, dtype=x.dtype)  # zero between channels of two groups
+    for channel, put in itertools.product(range(4), range(width)):
+        whole[channel, channel // width * width + put] = encoding.weight[channel, put]
     for row in range(batch):
         for i in range(length):
             if not real(row, i):
                 continue
-            output[row, i] += encoding.bias
+            added[row, i] += encoding.bias
             document = mark("document", row, i, 0)
             ring = [
                 j for j in range(length) if real(row, j) and mark("document", row, j, 0) == document
@@ -53,8 +58,11 @@ def loops(encoding: Conv, x: Tensor, layout: Layout) -> Tensor:
                     j = ring[(ring.index(i) + first + cell) % len(ring)]
                 elif j not in ring:
                     continue
-                output[row, i] += encoding.weight[:, 0, cell] * x[row, j]
-    return output
+                added[row, i] += whole[..., cell] @ x[row, j]
+            if encoding.activation == "gelu":
+                z = added[row, i].clone()
+                added[row, i] = z * (1 + (z / 2**0.5).erf()) / 2
+    return x + added
 
 
 LAYOUTS = {
@@ -81,6 +89,8 @@ LAYOUTS = {
         {"causal": True, "kernel": 4},
         {"padding": "circular"},
         {"padding": "circular", "kernel": 7},
+        {"kernel": 4, "groups": 2, "activation": "gelu"},
+        {"kernel": 2, "padding": "circular", "groups": 1},
     ],
     ids=str,
 )
@@ -105,6 +115,30 @@ def test_equals_torch(padding: str) -> None:
     expected = x + torch_conv(x.mT).mT
     torch.testing.assert_close(encoding(x, Layout.sequence(8)), expected)
     torch.testing.assert_close(encoding(x, irregular(8)), expected)
+
+
+@pytest.mark.parametrize("stable", [False, True])
+@pytest.mark.parametrize("kind", [(Wav2Vec2Config, Wav2Vec2Model), (HubertConfig, HubertModel)])
+def test_equals_wav2vec(kind: tuple[Any, Any], stable: bool) -> None:
+    """What reaches the first norm or block of the encoders, on a padded batch."""
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+    sizes |= {"intermediate_size": 32, "do_stable_layer_norm": stable}
+    encoder = kind[1](kind[0](**sizes)).encoder.eval().requires_grad_(False)
+    convolution = encoder.pos_conv_embed.conv
+    nn.init.normal_(convolution.bias)
+    options = {"kernel": 128, "groups": 16, "activation": "gelu"}
+    encoding = Conv(dim=32, **options)  # type: ignore[arg-type]
+    encoding.load_state_dict({"weight": convolution.weight, "bias": convolution.bias})
+    seen: list[Tensor] = []
+    first = encoder.layers[0] if stable else encoder.layer_norm
+    first.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    layout = Layout.padded([200, 70])
+    x = torch.randn(2, 200, 32)
+    assert layout.valid is not None
+    encoder(x.clone(), attention_mask=layout.valid)
+    got = encoding(x, layout)
+    torch.testing.assert_close(got[layout.valid], seen[0][layout.valid], rtol=1e-5, atol=1e-5)
+    assert (got - x).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("padding", ["zeros", "circular"])

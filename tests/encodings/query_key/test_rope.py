@@ -1,4 +1,4 @@
-"""RoPE against complex multiplication in loops, and Llama's, GPT-J's and GPT-NeoX's own."""
+"""RoPE against complex multiplication in loops, and Llama's, GPT-J's, GPT-NeoX's and ESM-2's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from transformers import GPTNeoXConfig, LlamaConfig
+from transformers import EsmConfig, GPTNeoXConfig, LlamaConfig
+from transformers.models.esm.modeling_esm import EsmRotaryEmbedding, EsmSelfAttention
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb as neox_rotate
 from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as gptj_rotate
@@ -83,6 +84,24 @@ def test_equals_gptj() -> None:
     torch.testing.assert_close(turned, expected)
     half, _ = Rope(head_dim=16)(heads_first, heads_first, Grid.of(Layout.sequence(9)))
     assert not torch.allclose(half, expected, atol=0.1)
+
+
+def test_equals_esm() -> None:
+    """ESM-2 scales queries before it rotates them."""
+    options = {"hidden_size": 48, "num_attention_heads": 3, "attention_probs_dropout_prob": 0.0}
+    config = EsmConfig(**options, vocab_size=9, position_embedding_type="rotary")
+    config._attn_implementation = "eager"
+    theirs = EsmSelfAttention(config).requires_grad_(False)
+    x, layout = torch.randn(2, 40, 48), Layout.sequence(40)
+    rotation = EsmRotaryEmbedding(config)(x, torch.arange(40).unsqueeze(0))
+    expected, _ = theirs(x, position_embeddings=rotation)
+    q, k, v = (
+        project(x).unflatten(-1, (3, 16)).transpose(1, 2)
+        for project in (theirs.query, theirs.key, theirs.value)
+    )
+    rope = Encoding(query_key=Rope(head_dim=16))
+    got = attend(q, k, v, Grid.of(layout), rope).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(got, expected)
 
 
 def test_products_of_like_tokens_fade_with_distance() -> None:

@@ -1,10 +1,14 @@
-"""Biases by residue and chain against loops, classes by hand, and Boltz's encoder."""
+"""Biases by residue and chain against loops, classes by hand, and encoders of ESMFold2 and Boltz."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import EsmFold2Config
+from transformers.models.esmfold2.modeling_esmfold2 import EsmFold2RelativePositionEncoding
 
 import posenc
 from posenc import Encoding, Grid, Layout, attend
@@ -64,18 +68,33 @@ def test_classes_by_hand() -> None:
     ]
 
 
+def features_of(layout: Layout) -> dict[str, Tensor]:
+    residue, chain = layout.positions.long().unbind(-1)
+    features = {"residue_index": residue, "asym_id": chain, "entity_id": chain}
+    return features | {"token_index": residue, "sym_id": torch.zeros_like(chain)}
+
+
+def equals(weight: Tensor, theirs: Callable[[], Tensor], layout: Layout) -> None:
+    """Their first 66 features are of residues; the others count nothing."""
+    part = posenc.create("residue_offset", heads=5).score
+    part.table.data.copy_(weight[:, :66])
+    weight[:, 66:] = 0.0
+    q = torch.zeros(1, 5, layout.length, 2)
+    got: Tensor = part(q, q, Grid.of(layout), scale=1.0)
+    torch.testing.assert_close(got.movedim(1, -1), theirs())
+
+
+def test_equals_esmfold() -> None:
+    layout = complex_of(40, 2, 7)
+    config = EsmFold2Config(pairwise_hidden_size=5)
+    theirs = EsmFold2RelativePositionEncoding(config).requires_grad_(False)
+    equals(theirs.embed.weight, lambda: theirs(**features_of(layout)), layout)
+
+
 def test_equals_boltz() -> None:
     encoders = pytest.importorskip("boltz.model.modules.encodersv2", reason="needs boltz")
     layout = complex_of(40, 2, 7)
-    residue, chain = layout.positions.long().unbind(-1)
     theirs = encoders.RelativePositionEncoder(5).requires_grad_(False)
-    features = {"residue_index": residue, "asym_id": chain, "entity_id": chain}
-    features |= {"token_index": residue, "sym_id": torch.zeros_like(chain)}
-    features |= {"cyclic_period": torch.zeros_like(chain)}
-    rows = theirs.linear_layer.weight[:, :66]
-    theirs.linear_layer.weight[:, 66:] = 0.0
-    part = posenc.create("residue_offset", heads=5).score
-    part.table.data.copy_(rows)
-    q = torch.zeros(1, 5, layout.length, 2)
-    got: Tensor = part(q, q, Grid.of(layout), scale=1.0)
-    torch.testing.assert_close(got.movedim(1, -1), theirs(features))
+    features = features_of(layout)
+    features |= {"cyclic_period": torch.zeros_like(features["asym_id"])}
+    equals(theirs.linear_layer.weight, lambda: theirs(features), layout)

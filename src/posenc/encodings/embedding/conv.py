@@ -16,36 +16,44 @@ from posenc.errors import ArgumentError
 from posenc.layout import Layout
 from posenc.layout.padding import hidden_tokens
 
+Activation = Literal["none", "gelu"]
 Padding = Literal["zeros", "circular"]
 
 
 class Conv(EmbeddingEncoding):
     """Conditional positions: a depthwise convolution over neighbouring tokens, with a residual.
 
-    ``x_i + b + Σ_δ w_δ ⊙ x_{i+δ}``, δ in ``-(k-1)/2 … (k-1)/2`` on each axis, or in
-    ``-(k-1) … 0`` if causal; padding and tokens of other documents count as 0.
+    ``x_i + a(b + Σ_δ w_δ ⊙ x_{i+δ})``, δ in ``-⌊k/2⌋ … ⌈k/2⌉ - 1`` on each axis, or in
+    ``-(k-1) … 0`` if causal; padding and tokens of other documents count as 0; a is the
+    ``activation``.
 
     Neighbours are δ tokens away by order, not position, in the same document. On two axes they are
     cells of a whole image (``Layout.image``); special tokens pass unchanged. ``w`` ``[C, 1, k]`` or
-    ``[C, 1, k, k]`` and ``b`` ``[C]`` have the layout of torch's convolutions. Position information
-    comes from zero padding at the border only; with ``padding="circular"`` (a ring per row,
-    document or image) the output is shift-equivariant and carries none. Differs from the paper in
-    being applied before the first block rather than after it.
+    ``[C, 1, k, k]`` and ``b`` ``[C]`` have the layout of torch's convolutions; with ``groups`` G,
+    ``w`` ``[C, C/G, k]`` mixes the channels of a group. Position information comes from zero
+    padding at the border only; with ``padding="circular"`` (a ring per row, document or image) the
+    output is shift-equivariant and carries none. Differs from the paper in being applied before the
+    first block rather than after it. wav2vec 2.0, HuBERT and WavLM have ``kernel=128``,
+    ``groups=16`` and ``activation="gelu"``, with w from a weight norm.
 
     Args:
         dim: width C.
-        kernel: k, cells along each axis; odd unless causal.
+        kernel: k, cells along each axis.
+        groups: G, of channels; C of one channel each by default.
+        activation: of what is added, ``"gelu"`` or ``"none"``.
         axes: 1 for sequences, 2 for images.
         causal: read earlier tokens only; one axis. The cache keeps ``kernel - 1`` tokens.
         padding: ``"zeros"`` or ``"circular"``, see above; the latter cannot be causal.
 
     Raises:
-        ArgumentError: when an option is out of its domain; in ``forward``, for a layout with
-            another number of axes or that is not a whole image where one is needed.
-        UnknownNameError: for another ``padding``.
+        ArgumentError: when an option is out of its domain or ``groups`` does not divide ``dim``; in
+            ``forward``, for a layout with another number of axes or that is not a whole image where
+            one is needed.
+        UnknownNameError: for another ``padding`` or ``activation``.
 
     Reference: Chu et al. 2021, "Conditional Positional Encodings for Vision Transformers",
-    https://arxiv.org/abs/2102.10882.
+    https://arxiv.org/abs/2102.10882; in groups: Baevski et al. 2020, "wav2vec 2.0: A Framework for
+    Self-Supervised Learning of Speech Representations", https://arxiv.org/abs/2006.11477.
 
     >>> import posenc, torch
     >>> encoding = posenc.create("conv", dim=1, causal=False)
@@ -65,14 +73,20 @@ class Conv(EmbeddingEncoding):
         *,
         dim: Width,
         kernel: Count = 3,
+        groups: Count | None = None,
+        activation: Activation = "none",
         axes: Annotated[int, Interval(1, 2)] = 1,
         causal: bool = False,
         padding: Padding = "zeros",
     ) -> None:
         super().__init__()
-        if not causal and kernel % 2 == 0:
+        self.groups = dim if groups is None else groups
+        if dim % self.groups:
             raise ArgumentError(
-                "kernel", expected="an odd number from 1", got=kernel, remedy="3 is the paper's."
+                "groups",
+                expected=f"a divisor of dim {dim}",
+                got=groups,
+                remedy="None is depthwise; wav2vec 2.0 has 16.",
             )
         if causal and axes == 2:
             raise ArgumentError(
@@ -89,13 +103,14 @@ class Conv(EmbeddingEncoding):
                 remedy="Circular padding reads later tokens; use zeros.",
             )
         self.dim, self.kernel, self.causal, self.padding = dim, kernel, causal, padding
+        self.activation = activation
         self.lookback = kernel - 1 if causal else 0
-        self.weight = nn.Parameter(torch.empty(dim, 1, *[kernel] * axes))
+        self.weight = nn.Parameter(torch.empty(dim, dim // self.groups, *[kernel] * axes))
         self.bias = nn.Parameter(torch.empty(dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the initial values: normal of variance 2 / cells of the kernel, zero bias."""
+        """Draw the initial values: normal of variance 2 / inputs of a channel, zero bias."""
         nn.init.normal_(self.weight, std=math.sqrt(2 / self.weight[0].numel()))
         nn.init.zeros_(self.bias)
 
@@ -119,6 +134,8 @@ class Conv(EmbeddingEncoding):
             mixed = self._convolved(real, (x.shape[1],))
         else:
             mixed = self.shifted(real, layout)
+        if self.activation == "gelu":
+            mixed = nn.functional.gelu(mixed)
         if layout.special is not None:
             mixed = mixed.masked_fill(layout.special.unsqueeze(-1), 0)
         return (x + mixed).to(x.dtype)
@@ -128,13 +145,14 @@ class Conv(EmbeddingEncoding):
 
         ``x`` is zero at padding and at special tokens.
         """
-        weight = self.weight.to(x.dtype)[:, 0]
+        weight = self.weight.to(x.dtype)
         mixed = self.bias.to(x.dtype).expand_as(x)
         for cell, step in enumerate(self._steps()):
             index, inside = _neighbours(layout, step, ring=self.padding == "circular")
             index = index.expand(x.shape[0], -1).unsqueeze(-1).expand_as(x)
             neighbour = x.gather(1, index).masked_fill(~inside.unsqueeze(-1), 0)
-            mixed = mixed + weight[:, cell] * neighbour
+            of_cell = weight[..., cell : cell + 1]
+            mixed = mixed + nn.functional.conv1d(neighbour.mT, of_cell, groups=self.groups).mT
         return mixed
 
     def _steps(self) -> range:
@@ -155,7 +173,7 @@ class Conv(EmbeddingEncoding):
             cells = nn.functional.pad(cells, (before, after) * len(extent))
         convolve = nn.functional.conv1d if len(extent) == 1 else nn.functional.conv2d
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
-        mixed = convolve(cells, weight, bias, groups=x.shape[-1]).flatten(2).mT
+        mixed = convolve(cells, weight, bias, groups=self.groups).flatten(2).mT
         return mixed if prefix == 0 else nn.functional.pad(mixed, (0, 0, prefix, 0))
 
 
@@ -200,7 +218,7 @@ ENTRY = Entry(
     relative=True,
     trainable=True,
     extrapolates="Holds: it reads neighbours only; no position information far from a border.",
-    cost="L·C·kernel once (kernel² on two axes)",
+    cost="L·C·kernel once (kernel² on two axes), times channels of a group",
     exceptions={"windows_are_windows": "the convolution reads kernel - 1 tokens before the window"},
     sharing="layers",
 )
