@@ -281,3 +281,15 @@ def test_frames_a_second_of_cosmos_are_steps() -> None:
     rope = AxialRope(head_dim=128, **PRESETS["cosmos"], step=(24 / 30, 1.0, 1.0))
     got = Encoding(query_key=rope).cos_sin(VIDEO.in_precision_of(expected[0]))
     torch.testing.assert_close(got, tuple(x.unsqueeze(0) for x in expected), atol=1e-6, rtol=0)
+
+
+def test_defaults_are_those_of_lumina() -> None:
+    """Words are at (i, 0, 0), and cells at (words, row, column)."""
+    rope = transformer("lumina2").Lumina2RotaryPosEmbed(10000, [32, 32, 32], [30, 20, 20])
+    image, words = torch.zeros(1, 1, 2 * HEIGHT, 2 * WIDTH), 6
+    expected = rope(image, torch.ones(1, words, dtype=torch.int64))[3]
+    cells = Layout.cells(1, HEIGHT, WIDTH).positions + torch.tensor([float(words), 0.0, 0.0])
+    text = torch.arange(float(words)).unsqueeze(-1) * torch.tensor([1.0, 0.0, 0.0])
+    layout = Layout.at(torch.cat([text, cells[0]]).double().unsqueeze(0))
+    angles = AxialRope(head_dim=96).angles(layout)
+    torch.testing.assert_close(torch.polar(torch.ones_like(angles), angles), expected)

@@ -1,4 +1,4 @@
-"""Biases by residue and chain against loops, classes by hand, and encoders of ESMFold2 and Boltz."""
+"""Biases by residue and chain against loops, and encoders of ESMFold2 and Boltz."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from posenc.lab.bench.report import results_table
 from posenc.lab.bench.run import BenchReading, BenchReport, BenchSettings
 from posenc.lab.cli.app import run
 from posenc.lab.cli.console import OUT, print_tables
+from posenc.lab.users import is_used_by
 from posenc.lab.visualization.catalogue import DocstringSections
 from posenc.registry import ENCODINGS
 from tests.support.commands import refusal
@@ -74,11 +75,31 @@ def test_list_as_json_and_by_site() -> None:
     assert alibi["options"] == {"learned": False, "asymmetric": False}
 
 
-@pytest.mark.parametrize("model", ["Wan", "hunyuanvideo", "Flux", "LTX-Video", "Lumina"])
-def test_list_knows_who_uses_an_encoding(model: str) -> None:
-    listed = json.loads(posenc("list", "--used-by", model, "--json").stdout)
+USERS = {
+    "axial_rope": "Wan, flux, Qwen-Image, LTX, CogVideoX, hunyuan video, Mochi, cosmos, Lumina, "
+    "dino v3",
+    "conv": "Wav2Vec2, wav2vec 2.0",
+    "decomposed2d": "SAM",
+    "enformer": "ENFORMER, Borzoi",
+    "learned": "esm1b, RoBERTa",
+    "nope": "Llama-4",
+    "residue_offset": "alphafold, AlphaFold3, Boltz",
+    "rope": "DeepSeek V2, deepseek_v3, llama4, Ministral3, ESM2, esm-2",
+    "rotated_values": "DeepSeek V4, deepseek",
+    "time_buckets": "hstu",
+}
+
+
+@pytest.mark.parametrize("encoding", USERS)
+def test_encodings_of_models_are_found_however_spelled(encoding: str) -> None:
+    assert all(is_used_by(encoding, model) for model in USERS[encoding].split(", "))
+    assert not is_used_by(encoding, "SAMBA")
+
+
+def test_list_knows_who_uses_an_encoding() -> None:
+    listed = json.loads(posenc("list", "--used-by", "hunyuan video", "--json").stdout)
     assert [item["name"] for item in listed] == ["axial_rope"]
-    assert model.lower() in " ".join(listed[0]["used_by"]).lower()
+    assert "HunyuanVideo" in listed[0]["used_by"]
 
 
 @pytest.mark.parametrize(("name", "columns"), [("rope_pp", 80), ("deberta", 60), ("t5", 120)])

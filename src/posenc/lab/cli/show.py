@@ -19,7 +19,7 @@ from posenc.encoding.entry import Claims, Entry
 from posenc.errors import ArgumentError
 from posenc.lab.cli.console import ERRORS, OUT, new_table, print_json
 from posenc.lab.cli.options import ENCODING, SEVERAL_ENCODINGS, Json
-from posenc.lab.users import users
+from posenc.lab.users import is_used_by, users
 from posenc.registration import parse_name, parse_options
 from posenc.registry import ENCODINGS
 
@@ -86,7 +86,7 @@ def list_encodings(
     used_by: Annotated[
         str | None,
         Parameter(
-            help="Only encodings of a model or library whose name contains this.",
+            help="Only encodings of a model or library whose name contains this, however spelled.",
             show_default="any",
         ),
     ] = None,
@@ -106,12 +106,10 @@ def list_encodings(
 
         posenc list --used-by wan
     """
-    known = users()
 
     def selected(name: str, claims: Claims) -> bool:
-        named = " ".join(known.get(name, [])).lower()
         return (
-            (used_by is None or used_by.lower() in named)
+            (used_by is None or is_used_by(name, used_by))
             and (site is None or site in claims.sites)
             and (axes is None or claims.axes is None or axes in claims.axes)
             and (causal is not False or not claims.causal_only)
