@@ -42,7 +42,9 @@ class AxialRope(Rotary):
 
     ``PRESETS`` in the same file has the options of released models. Differs from their code in
     precision alone: angles are exact here, where LTX-Video's, of up to 16,000 radians in float32,
-    are off by up to 0.004.
+    are off by up to 0.004. With positions of place and unix seconds in float64 and a step of one
+    over the unit of time it is TO-RoPE (Wei et al. 2025), split by dimension; split by head or
+    fused early it has ``learned`` frequencies.
 
     Args:
         head_dim: width D of a head.
