@@ -180,8 +180,9 @@ class Grid:
 
     @property
     def offset(self) -> Float[Tensor, "b Q K A"]:
-        """Δ = key position − query position, ``[B|1, Q, K, A]``."""
-        return self.key.positions.unsqueeze(1) - self.query.positions.unsqueeze(2)
+        """Δ = key position − query position, ``[B|1, Q, K, A]``, each axis in one piece."""
+        key, query = (x.positions.movedim(-1, 0).contiguous() for x in (self.key, self.query))
+        return (key.unsqueeze(-2) - query.unsqueeze(-1)).movedim(0, -1)
 
     @property
     def visible(self) -> Bool[Tensor, "b 1 Q K"]:

@@ -261,7 +261,8 @@ def _dense(term: StructuredScore, grid: Grid) -> Scores:
     bucket = term.bucket(grid.offset)  # [b, Q, K]
     logits = []
     if term.table is not None:
-        logits.append(term.table[:, bucket].transpose(0, 1))
+        of_pairs = term.table.index_select(1, bucket.flatten())  # several times as fast as indexing
+        logits.append(of_pairs.unflatten(1, bucket.shape).transpose(0, 1))
     if term.left is not None:
         logits.append(_at(bucket, term.left))
     if term.right is not None and bucket.shape[1] == 1:  # not all rows for one query
