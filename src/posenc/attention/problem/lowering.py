@@ -262,7 +262,7 @@ def _dense(term: StructuredScore, grid: Grid) -> Scores:
     logits = []
     if term.table is not None:
         of_pairs = term.table.index_select(1, bucket.flatten())  # several times as fast as indexing
-        logits.append(of_pairs.unflatten(1, bucket.shape).transpose(0, 1))
+        logits.append(of_pairs.view(term.table.shape[0], *bucket.shape).transpose(0, 1))
     if term.left is not None:
         logits.append(_at(bucket, term.left))
     if term.right is not None and bucket.shape[1] == 1:  # not all rows for one query
