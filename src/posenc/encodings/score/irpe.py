@@ -87,7 +87,7 @@ class Piecewise:
     def of(self, x: Float[Tensor, "*dims"]) -> BucketIndex:
         """g of any real numbers, ``-last … last``."""
         boundaries = constant(self.boundaries(), like=x)
-        size = torch.bucketize(x.abs(), boundaries, right=True)
+        size = torch.bucketize(x.abs().contiguous(), boundaries, right=True)
         return torch.where(x < 0, -size, size)
 
 
