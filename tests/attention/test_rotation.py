@@ -11,7 +11,7 @@ from torch import Tensor
 import posenc
 from posenc import Grid, Layout
 from posenc.attention.backends.native import rotation as compiled
-from posenc.encoding import Encoding, Pairing, QueryKeyTransform, Rotation
+from posenc.encoding import Encoding, Pairing, QueryKeyTransform, Rotation, apply_rotation
 from posenc.encodings.common.rotation import cos_sin
 from tests.attention.comparing import built, compare, draw
 
@@ -47,6 +47,30 @@ def test_equals_the_definition(
         assert found.dtype == expected.dtype
         bound = TOLERANCE[dtype]
         torch.testing.assert_close(found, expected, atol=bound, rtol=bound)
+
+
+@pytest.mark.parametrize("pairing", get_args(Pairing))
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("pairs", [64, 16, 5])
+@pytest.mark.parametrize("streamed", [0, 2**40])
+def test_writes_into_other_memory_and_in_place(
+    pairing: Pairing, dtype: torch.dtype, pairs: int, streamed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Past the caches too, into whole and odd rows, and at addresses that are not aligned."""
+    monkeypatch.setattr(compiled, "STREAMED", streamed)
+    turn = factors(1, 1, 1, pairs, dtype=torch.promote_types(dtype, torch.float32))
+    x = torch.randn(2, 3, 300, 2 * pairs + 1).to(dtype)[..., 1:]
+    for given in (x, x.contiguous()):
+        expected = apply_rotation(given, *turn, pairing)
+        room = torch.full((2, 3, 340, 2 * pairs), torch.nan, dtype=dtype)
+        compiled.rotate_into(room[:, :, 17:317], given, turn, pairing)
+        bound = TOLERANCE[dtype]
+        torch.testing.assert_close(room[:, :, 17:317], expected, atol=bound, rtol=bound)
+        assert bool(room[:, :, :17].isnan().all() and room[:, :, 317:].isnan().all())
+        version = given._version
+        compiled.rotate_into(given, given, turn, pairing)
+        assert given._version > version
+        torch.testing.assert_close(given, expected, atol=bound, rtol=bound)
 
 
 @pytest.mark.parametrize("pairing", get_args(Pairing))

@@ -135,7 +135,7 @@ class CRotation(ctypes.Structure):
     _fields_ = [
         *(("x", CTokens), ("out", CTokens), ("factors", CRotaryFactors)),
         *_numbers("batch", "heads", "tokens", "features", "pairs"),
-        *_numbers("adjacent", "conjugate"),
+        *_numbers("adjacent", "conjugate", "stream"),
         ("team", CTeam),
     ]
 

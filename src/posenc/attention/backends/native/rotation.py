@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from posenc.attention.backends.native.build import library, missing
 from posenc.attention.backends.native.library import TYPES, CRotaryFactors, CRotation, CTokens
@@ -15,6 +16,9 @@ from posenc.runtime import has_values, is_transformed
 
 FEW = 2**13
 """Numbers in queries or keys up to which a call of the kernel costs more than the definition."""
+
+STREAMED = 2**21
+"""Bytes from which on rotated keys are written past the processor's caches."""
 
 QUERIES = 32
 """Queries from which on keys are rotated inside, times the query heads that share a key head."""
@@ -54,6 +58,22 @@ def rotate_one(
     return rotated
 
 
+def rotate_into(
+    out: Float[Tensor, "B H L D"],
+    x: Float[Tensor, "B H L D"],
+    factors: tuple[Tensor, Tensor],
+    pairing: Pairing,
+) -> None:
+    """Write queries or keys rotated into ``out``, which may be ``x`` itself; without gradients."""
+    if _serves(x, factors) and x.stride(-1) == out.stride(-1) == 1:
+        cosine, sine = (factor.contiguous() for factor in factors)
+        stream = out.nbytes >= STREAMED and out.data_ptr() != x.data_ptr()
+        _write(out, x, cosine, sine, pairing == "adjacent", False, stream=stream)
+        increment_version(out)
+    else:
+        out.copy_(apply_rotation(x, *factors, pairing))
+
+
 def serves_inside(rotation: Rotation, q: Tensor, k: Tensor) -> bool:
     """True if the kernels of attention rotate while they read.
 
@@ -90,6 +110,24 @@ def _fits(x: Tensor, factors: tuple[Tensor, Tensor]) -> bool:
     return fits and missing() is None
 
 
+def _write(
+    out: Tensor,
+    x: Tensor,
+    cosine: Tensor,
+    sine: Tensor,
+    adjacent: bool,
+    conjugate: bool,
+    *,
+    stream: bool = False,
+) -> None:
+    """Call the kernel; features are contiguous."""
+    problem = CRotation(
+        *(CTokens.of(x), CTokens.of(out), CRotaryFactors.of(cosine, sine)),
+        *(*x.shape, cosine.shape[-1], adjacent, conjugate, stream),
+    )
+    library().call("rotate", problem, cosine.dtype)
+
+
 class _Rotate(torch.autograd.Function):
     """One tensor by the kernel; the derivative is the product with the conjugate factors."""
 
@@ -101,11 +139,7 @@ class _Rotate(torch.autograd.Function):
         ctx.adjacent, ctx.conjugate = adjacent, conjugate
         x = x if x.stride(-1) == 1 else x.contiguous()
         out = torch.empty_like(x)  # each token's heads stay where they are
-        problem = CRotation(
-            *(CTokens.of(x), CTokens.of(out), CRotaryFactors.of(cosine, sine)),
-            *(*x.shape, cosine.shape[-1], adjacent, conjugate),
-        )
-        library().call("rotate", problem, cosine.dtype)
+        _write(out, x, cosine, sine, adjacent, conjugate)
         return out
 
     @staticmethod

@@ -194,8 +194,12 @@ struct Lanes<uint16_t> {
   typedef uint32_t bits __attribute__((vector_size(VL * 4)));
   typedef float floats __attribute__((vector_size(VL * 4)));
   static vec load(const uint16_t* p) {
+#if VECTOR_BYTES == 64 && !defined(POSENC_DOUBLE)  // GCC converts both halves and joins them
+    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16);
+#else
     const bits x = __builtin_convertvector(*reinterpret_cast<const numbers*>(p), bits) << 16;
     return __builtin_convertvector((floats)x, vec);
+#endif
   }
   static void store(uint16_t* p, vec v) {
     const floats f = __builtin_convertvector(v, floats);

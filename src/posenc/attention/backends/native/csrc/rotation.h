@@ -12,23 +12,46 @@ struct InTurn {
   static constexpr int of(int l) { return FIRST + l / 2 + l % 2 * VL; }
 };
 
-// to = x with n pairs of features (a, b) -> (a c - b s, a s + b c), s times `sign`; x may be `to`.
+// Stores numbers past the caches, which need not be read for it; `to` is aligned to whole vectors.
 template <class Number>
+void stream(Number* to, vec x) {
+#ifdef __AVX__
+  constexpr int bytes = VL * sizeof(Number);
+  alignas(bytes) Number numbers[VL];
+#if defined(__AVX512BF16__) && !defined(POSENC_DOUBLE)
+  if constexpr (std::is_same_v<Number, uint16_t>) {  // by one instruction, for which below 2^-126 is 0
+    return _mm256_stream_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
+  }
+#endif
+  Lanes<Number>::store(numbers, x);
+  if constexpr (bytes == 16) _mm_stream_si128((__m128i*)to, *(const __m128i*)numbers);
+  if constexpr (bytes == 32) _mm256_stream_si256((__m256i*)to, *(const __m256i*)numbers);
+#if VECTOR_BYTES == 64
+  if constexpr (bytes == 64) _mm512_stream_si512((__m512i*)to, *(const __m512i*)numbers);
+#endif
+#else
+  Lanes<Number>::store(to, x);
+#endif
+}
+
+// to = x with n pairs of features (a, b) -> (a c - b s, a s + b c), s times `sign`; x may be `to`.
+template <class Number, bool STREAM = false>
 void rotate_row(const Number* x, Number* to, const real* c, const real* s, index n, bool adjacent, real sign) {
   using L = Lanes<Number>;
   const index whole = n / VL * VL;
+  const auto put = [](Number* at, vec v) { STREAM ? stream(at, v) : L::store(at, v); };
   for (index i = 0; i < whole; i += VL) {
     const vec cosine = load(c + i), sine = load(s + i) * splat(sign);
     if (adjacent) {
       const vec low = L::load(x + 2 * i), high = L::load(x + 2 * i + VL);
       const vec first = choose<EverySecond<0>>(low, high), second = choose<EverySecond<1>>(low, high);
       const vec one = first * cosine - second * sine, two = first * sine + second * cosine;
-      L::store(to + 2 * i, choose<InTurn<0>>(one, two));
-      L::store(to + 2 * i + VL, choose<InTurn<VL / 2>>(one, two));
+      put(to + 2 * i, choose<InTurn<0>>(one, two));
+      put(to + 2 * i + VL, choose<InTurn<VL / 2>>(one, two));
     } else {
       const vec first = L::load(x + i), second = L::load(x + n + i);
-      L::store(to + i, first * cosine - second * sine);
-      L::store(to + n + i, first * sine + second * cosine);
+      put(to + i, first * cosine - second * sine);
+      put(to + n + i, first * sine + second * cosine);
     }
   }
   for (index i = whole; i < n; ++i) {
@@ -70,18 +93,36 @@ struct Rotation {
   index batch, heads, tokens, features, pairs;
   index adjacent;   // pairs are (2t, 2t + 1), not (t, t + pairs)
   index conjugate;  // -s
+  index stream;     // out is not read soon
   Team team;
 };
 
-template <class Number>
+template <class Number, bool STREAM>
 void rotate_tokens(const Rotation& r, index b, index h, index begin, index end) {
   for (index t = begin; t < end; ++t) {
     const index at = r.factors.at(b, h, t);
     const Number* x = reinterpret_cast<const Number*>(row_of(r.x, b, h, t));
     Number* to = reinterpret_cast<Number*>(row_of(r.out, b, h, t));
-    rotate_row(x, to, r.factors.cosine + at, r.factors.sine + at, r.pairs, r.adjacent, r.conjugate ? -1 : 1);
+    rotate_row<Number, STREAM>(x, to, r.factors.cosine + at, r.factors.sine + at, r.pairs, r.adjacent, r.conjugate ? -1 : 1);
     std::copy(x + 2 * r.pairs, x + r.features, to + 2 * r.pairs);
   }
+}
+
+// True if rows of `out` begin with whole vectors, also its second halves.
+template <class Number>
+bool is_aligned(const Rotation& r) {
+  constexpr index bytes = VL * sizeof(Number);
+  const auto whole = [](index n) { return n % VL == 0; };
+  const bool rows = whole(r.out.batch) && whole(r.out.head) && whole(r.out.token) && whole(r.pairs);
+  return rows && reinterpret_cast<uintptr_t>(r.out.data) % bytes == 0;
+}
+template <class Number>
+void rotate_block(const Rotation& r, index b, index h, index begin, index end) {
+  if (!r.stream || !is_aligned<Number>(r)) return rotate_tokens<Number, false>(r, b, h, begin, end);
+  rotate_tokens<Number, true>(r, b, h, begin, end);
+#ifdef __AVX__
+  _mm_sfence();
+#endif
 }
 
 inline void rotate(const Rotation& r) {
@@ -92,9 +133,9 @@ inline void rotate(const Rotation& r) {
   in_parallel(few ? Team{1, nullptr} : r.team, count, [&](index item) {
     const index begin = item % blocks * many, head = item / blocks;
     const index b = head / r.heads, h = head % r.heads, end = std::min(r.tokens, begin + many);
-    if (r.x.type == REAL) rotate_tokens<real>(r, b, h, begin, end);
-    if (r.x.type == BFLOAT16) rotate_tokens<uint16_t>(r, b, h, begin, end);
-    if (r.x.type == FLOAT16) rotate_tokens<half>(r, b, h, begin, end);
+    if (r.x.type == REAL) rotate_block<real>(r, b, h, begin, end);
+    if (r.x.type == BFLOAT16) rotate_block<uint16_t>(r, b, h, begin, end);
+    if (r.x.type == FLOAT16) rotate_block<half>(r, b, h, begin, end);
   });
 }
 }  // namespace posenc
