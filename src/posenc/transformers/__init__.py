@@ -1,4 +1,4 @@
-"""Models of transformers: attention by posenc, positions stretched in place, and diagnosis.
+"""Models of transformers: attention by posenc, stretched positions, moved caches, and diagnosis.
 
 The package transformers is imported with the first name that is used.
 """
@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from posenc.transformers.acceleration import accelerate
+    from posenc.transformers.caches import joined, moved
     from posenc.transformers.doctor.diagnosis import diagnose
     from posenc.transformers.stretching import restore, stretch
 
-__all__ = ["accelerate", "diagnose", "restore", "stretch"]
+__all__ = ["accelerate", "diagnose", "joined", "moved", "restore", "stretch"]
 
 _MODULES = {
     "accelerate": "posenc.transformers.acceleration",
     "diagnose": "posenc.transformers.doctor.diagnosis",
+    "joined": "posenc.transformers.caches",
+    "moved": "posenc.transformers.caches",
     "restore": "posenc.transformers.stretching",
     "stretch": "posenc.transformers.stretching",
 }

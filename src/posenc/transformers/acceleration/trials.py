@@ -63,7 +63,7 @@ class Trial:
                 output = model(**batch, **options)
             attended = batch.get("attention_mask")
             outputs = [_of_tokens(tensor, attended) for tensor in tensors_in(output)]
-            cache = _cache_in(output)
+            cache = cache_in(output)
             description = _description(model.config, batch)
             if steps and cache is not None:
                 description += f"; {len(steps)} steps behind a cache"
@@ -121,7 +121,8 @@ def _description(config: Any, batch: dict[str, Tensor]) -> str:
     return f"{rows} of {length} {UNITS.get(name, 'values')}{padded}"
 
 
-def _cache_in(output: Any) -> Cache | None:
+def cache_in(output: Any) -> Cache | None:
+    """The cache in an output; None if there is none."""
     values = output.values() if isinstance(output, dict) else output
     values = () if isinstance(values, Tensor) else values
     return next((value for value in values if isinstance(value, Cache)), None)
@@ -269,21 +270,22 @@ def quiet(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def run(model: PreTrainedModel, tokens: int | None = None) -> Any:
+def run(model: PreTrainedModel, tokens: int | None = None, **options: Any) -> Any:
     """One pass over a few different tokens, or over an image.
 
     Args:
         tokens: of a text; by default as many as the model has positions for, at most ``TOKENS``.
+        **options: further arguments of the model, or others than these.
 
     Raises:
         ArgumentError: if the model takes other inputs.
     """
     if tokens is None:
         tokens = fitting_length(model, model.config, TOKENS)
-    inputs = {name: x.to(device_of(model)) for name, x in _inputs(model, tokens).items()}
+    inputs = {name: x.to(device_of(model)) for name, x in inputs_for(model, tokens).items()}
     caches = {"use_cache": False} if "use_cache" in signature(model.forward).parameters else {}
     try:
-        return model(**inputs, **caches)
+        return model(**inputs | caches | options)
     except ArgumentError:
         raise
     except Exception as error:
@@ -302,7 +304,12 @@ def _parts(model: nn.Module) -> str:
     return f"Pass the part of it that reads text, or images{which}."
 
 
-def _inputs(model: Any, tokens: int) -> dict[str, Tensor]:
+def inputs_for(model: Any, tokens: int) -> dict[str, Tensor]:
+    """A few different tokens, or an image, by the names of the model's arguments.
+
+    Raises:
+        ArgumentError: if it takes neither.
+    """
     names = signature(model.forward).parameters
     if "input_ids" in names:
         text = model.config.get_text_config()

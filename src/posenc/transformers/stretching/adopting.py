@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -272,21 +273,26 @@ def orders(
         width: of a head.
     """
     count, moving = len(theta), (theta > 0).nonzero().flatten().tolist()
-    if 2 * count > width:
-        return
-    for start in sorted({0, width - 2 * count}):
-        for back in (False, True):
-            for pairing in PAIRINGS:
-                if pairing == "half":
-                    pairs = [(start + t, start + t + count) for t in moving]
-                else:
-                    pairs = [(start + 2 * t, start + 2 * t + 1) for t in moving]
-                if back:
-                    pairs = [(b, a) for a, b in pairs]
-                ordered = zip(*pairs, strict=True) if pairing == "half" else pairs
-                first = [feature for features in ordered for feature in features]
-                order = (*first, *sorted(set(range(width)) - set(first)))
-                yield pairing, None if order == tuple(range(width)) else order
+    for start, back, pairing in turns(count, width):
+        if pairing == "half":
+            pairs = [(start + t, start + t + count) for t in moving]
+        else:
+            pairs = [(start + 2 * t, start + 2 * t + 1) for t in moving]
+        if back:
+            pairs = [(b, a) for a, b in pairs]
+        ordered = zip(*pairs, strict=True) if pairing == "half" else pairs
+        first = [feature for features in ordered for feature in features]
+        order = (*first, *sorted(set(range(width)) - set(first)))
+        yield pairing, None if order == tuple(range(width)) else order
+
+
+def turns(pairs: int, width: int) -> Iterator[tuple[int, bool, Pairing]]:
+    """Ways in which models rotate so many pairs of a head of this width.
+
+    Yields the first rotated feature, True if pairs are turned the other way, and the pairing.
+    """
+    if 2 * pairs <= width:
+        yield from product(sorted({0, width - 2 * pairs}), (False, True), PAIRINGS)
 
 
 def _is_causal(module: nn.Module, mask: Tensor | None) -> bool:

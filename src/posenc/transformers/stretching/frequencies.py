@@ -75,6 +75,10 @@ class Frequencies:
         """Frequencies in radians per token, float64; 0 for pairs that are not rotated."""
         return self.value.detach().double().flatten()
 
+    def angles(self, by: int) -> Float[Tensor, " T"]:
+        """Angles in radians between tokens so far apart, float64."""
+        return by * self.theta()
+
     def exact(self) -> Float[Tensor, " T"]:
         """``theta`` before the model was cast to half precision, if it is that of its config."""
         value = self.value.detach()
@@ -230,8 +234,14 @@ class SineTable(Frequencies):
         return ""
 
     def theta(self) -> Float[Tensor, " T"]:
-        sine, cosine = self.value[1].detach().double().chunk(2)
-        return torch.atan2(sine, cosine)
+        return self.angles(1)
+
+    def angles(self, by: int) -> Float[Tensor, " T"]:
+        """Angles in the row at this distance, rounded as it is; beyond the table, multiples of θ."""
+        if abs(by) >= len(self.value):
+            return by * self.theta()
+        sine, cosine = self.value[abs(by)].detach().double().chunk(2)
+        return torch.atan2(sine, cosine) * (1 if by >= 0 else -1)
 
     def exact(self) -> Float[Tensor, " T"]:
         return self.theta()

@@ -1,0 +1,153 @@
+"""What joined caches lose on a model with pretrained weights, and the time that moving keys takes.
+
+    python -m benchmarks.joined_caches [--texts 12] [--rounds 11] [--threads 2]
+
+Of each piece of a text, 512 tokens are followed by 512 others and by 128 more, whose loss in bits a
+token is measured behind caches of the first 1,024: read at once, or the second half alone and
+joined, with its first tokens read again behind the first half or not, or the second half alone.
+Times are those of moving all keys of a cache, divided by those of copying them in the same round.
+The model is that of ``benchmarks.real_models``, downloaded on the first run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from pydoc_data import topics
+from statistics import mean, median, stdev
+
+import torch
+from benchmarks.measuring import write_results
+from benchmarks.real_models import MODELS, WORK
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Cache,
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+from posenc.transformers import joined, moved
+
+HALF, LAST = 512, 128
+AGAIN = (4, 16, 64)
+"""Tokens of the second half that are read again."""
+
+LAYERS, HEADS, TOKENS, WIDTH = 28, 8, 4096, 128
+"""Of the cache whose keys are moved."""
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--texts", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    rows: list[dict[str, object]] = []
+    for dtype in (torch.float32, torch.bfloat16):
+        rows.append({"dtype": str(dtype).removeprefix("torch.")} | times(dtype, options.rounds))
+        print(rows[-1], flush=True)
+    by_name: dict[str, list[float]] = {}
+    for number, piece in enumerate(pieces(options.texts)):
+        for name, bits in losses(*piece).items():
+            by_name.setdefault(name, []).append(bits)
+        print(
+            number + 1, {name: round(mean(bits), 3) for name, bits in by_name.items()}, flush=True
+        )
+    for name, bits in by_name.items():
+        off = [one - best for one, best in zip(bits, by_name["at once"], strict=True)]
+        error = stdev(off) / len(off) ** 0.5
+        rows.append({"cache": name, "bits": mean(bits), "more": mean(off), "error": error})
+        print(rows[-1], flush=True)
+    print(write_results("joined_caches", rows, texts=options.texts, rounds=options.rounds))
+
+
+def pieces(count: int) -> list[tuple[PreTrainedModel, Tensor]]:
+    """A model, and pieces of a text for it."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    folder = MODELS["smollm2"].folder("smollm2")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    text = "\n".join(topics.topics.values())
+    ids = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt").input_ids
+    size = 2 * HALF + LAST
+    return [(model, ids[:, k * size : (k + 1) * size]) for k in range(count)]
+
+
+@torch.inference_mode()
+def losses(model: PreTrainedModel, ids: Tensor) -> dict[str, float]:
+    """Bits a token of the last ones behind each cache."""
+    first, second, last = ids.split((HALF, HALF, LAST), 1)
+    halves = [filled(model, half) for half in (first, second)]
+    caches = {
+        "at once": filled(model, ids[:, : 2 * HALF]),
+        "joined": joined(model, halves),
+        **{f"joined, {n} read again": read_again(model, halves, second, n) for n in AGAIN},
+        "second half alone": moved(model, halves[1], by=HALF),
+    }
+    return {name: bits(model, cache, last) for name, cache in caches.items()}
+
+
+def filled(model: PreTrainedModel, ids: Tensor) -> Cache:
+    """The cache of a text at positions from 0 on."""
+    cache = DynamicCache(config=model.config)
+    model(ids, past_key_values=cache, logits_to_keep=1)
+    return cache
+
+
+def read_again(model: PreTrainedModel, halves: list[Cache], second: Tensor, count: int) -> Cache:
+    """Both halves, of which the first tokens of the second are read behind the first half."""
+    cache, rest = moved(model, halves[0], by=0), moved(model, halves[1], by=HALF)
+    model(second[:, :count], past_key_values=cache, logits_to_keep=1)
+    for number, layer in enumerate(rest.layers):
+        cache.update(layer.keys[:, :, count:], layer.values[:, :, count:], number)
+    return cache
+
+
+def bits(model: PreTrainedModel, cache: Cache, ids: Tensor) -> float:
+    """Bits a token but the first, at the positions that follow both halves."""
+    places = torch.arange(2 * HALF, 2 * HALF + LAST).unsqueeze(0)
+    logits = model(ids, past_key_values=cache, position_ids=places).logits[0, :-1]
+    nats = torch.nn.functional.cross_entropy(logits, ids[0, 1:])
+    return float(nats / torch.log(torch.tensor(2.0)))
+
+
+def times(dtype: torch.dtype, rounds: int) -> dict[str, object]:
+    """Time of moved keys, as a multiple of that of a copy: median of rounds."""
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=HEADS * WIDTH,
+        intermediate_size=64,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        head_dim=WIDTH,
+    )
+    model, cache = LlamaForCausalLM(config).eval(), DynamicCache(config=config)
+    for number in range(LAYERS):
+        keys = torch.randn(1, HEADS, TOKENS, WIDTH).to(dtype)
+        cache.update(keys, keys, number)
+    move = partial(moved, model, cache, by=77)
+    move()  # reads the model's rotations
+    ratios: dict[str, list[float]] = {"moved": [], "in place": []}
+    for _ in range(rounds):
+        copied = seconds(lambda: [layer.keys.clone() for layer in cache.layers])
+        ratios["moved"].append(seconds(move) / copied)
+        ratios["in place"].append(seconds(partial(move, in_place=True)) / copied)
+    return {name: median(ratio) for name, ratio in ratios.items()}
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Seconds of a call."""
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+if __name__ == "__main__":
+    main()
