@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from posenc.arguments import Interval, check
+from posenc.errors import ArgumentError
 from posenc.lab.cli.console import (
     OUT,
     command_line,
@@ -22,7 +23,11 @@ from posenc.lab.cli.console import (
 from posenc.lab.cli.options import Json
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from posenc.lab.evaluation.extend import Extended
+    from posenc.transformers.doctor.leaks import Leaks
+    from posenc.transformers.doctor.packed import PackedBatch
     from posenc.transformers.engines import Checked
 
 
@@ -48,6 +53,14 @@ def doctor(
     live: Annotated[
         bool, Parameter(help="Load the weights too, and compare its frequencies with its config.")
     ] = False,
+    batch: Annotated[
+        Path | None,
+        Parameter(
+            help="With --live: a packed batch, as JSON or safetensors; say if one of its documents "
+            "reaches others.",
+            show_default="none",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, Parameter(help="Output folder for a report.", show_default="none")
     ] = None,
@@ -67,18 +80,24 @@ def doctor(
         posenc doctor llama-folder --engine all --out report
 
         posenc doctor Qwen/Qwen3-8B@main --seconds 0 --live
+
+        posenc doctor llama-folder --seconds 0 --live --batch batch.json
     """
     domain = Annotated[float, Interval(0, remedy="0 measures nothing.")]
     seconds = check("--seconds", domain, seconds)
     from posenc.lab.doctor.report import lines_to_write, opening, tables, write_diagnosis
     from posenc.lab.doctor.words import Engines
     from posenc.lab.folders import output_folder, require_unused
-    from posenc.transformers.doctor.diagnosis import check_source, diagnose
+    from posenc.transformers.doctor.diagnosis import diagnose, open_source
+    from posenc.transformers.engines import check as check_loaded
 
     _require_engine(engine)
+    packed = None if batch is None else _packed(batch, live=live)
     if out is not None:
         require_unused(out)
-    checked = check_source(model) if live else ()
+    loaded = open_source(model) if live else None
+    checked = () if loaded is None else check_loaded(loaded)
+    leaks = None if packed is None else _leaks(loaded, packed)
     diagnosis = diagnose(model, budget=seconds)
     engines = None if engine is None else Engines.of(model, engine)
     opened = opening(diagnosis, model, engines)
@@ -87,8 +106,9 @@ def doctor(
             write_diagnosis(diagnosis, model, partial, engines=engines, command=command_line())
     if json:
         engine_values = {} if engines is None else engines.to_json()
-        loaded = {"live": [asdict(one) for one in checked]} if live else {}
-        print_json(opened.to_json() | diagnosis.to_json() | engine_values | loaded)
+        live_values: dict[str, Any] = {"live": [asdict(one) for one in checked]} if live else {}
+        live_values |= {} if leaks is None else {"batch": asdict(leaks)}
+        print_json(opened.to_json() | diagnosis.to_json() | engine_values | live_values)
         return
     print_line(f"{diagnosis.model_type or 'unknown'} model", style="bold")
     print_tables(tables(diagnosis, engines))
@@ -98,6 +118,8 @@ def doctor(
             print_line(line, indent=2)
     if live:
         _print_checked(checked)
+    if leaks is not None:
+        _print_leaks(leaks, batch)
     print_study(opened)
     if out is not None:
         print_report(out / "index.html")
@@ -125,6 +147,50 @@ def _print_checked(checked: tuple[Checked, ...]) -> None:
         )
     if not checked:
         print_line("No rotary frequencies were found.", indent=2)
+
+
+def _packed(path: Path, *, live: bool) -> PackedBatch:
+    """The batch in a file.
+
+    Raises:
+        ArgumentError: without --live; or as ``PackedBatch.read``.
+    """
+    from posenc.transformers.doctor.packed import PackedBatch
+
+    if not live:
+        raise ArgumentError(
+            "--batch",
+            expected="--live beside it",
+            got="none",
+            remedy="Batches are run by the model.",
+        )
+    return PackedBatch.read(path)
+
+
+def _leaks(model: PreTrainedModel | None, packed: PackedBatch) -> Leaks:
+    """Leaks in the batch, in float32: half precision would hide small ones."""
+    from posenc.transformers.doctor.leaks import find_leaks
+
+    assert model is not None
+    return find_leaks(model.float(), packed)
+
+
+def _print_leaks(leaks: Leaks, path: Path | None) -> None:
+    from posenc.lab.reporting.numbers import counted
+
+    OUT.print()
+    documents = counted(len(leaks.lengths), "document")
+    tokens = f"{min(leaks.lengths):,} to {max(leaks.lengths):,} tokens"
+    print_line(
+        f"{path}: {documents} of {tokens}, number {leaks.changed + 1} changed:", style="bold"
+    )
+    for one in leaks.modes:
+        message = "no other document moves"
+        if one.documents:
+            moved = counted(len(one.documents), "other document")
+            by = f"by up to {one.largest:.2g} of an output's size"
+            message = f"{moved} moved, {by}; what stops it: {one.remedy}"
+        print_line(f"{one.mode}: {message}.", indent=2, style="yellow" if one.documents else "")
 
 
 def _require_engine(engine: str | None) -> None:

@@ -233,7 +233,12 @@ def _diagnose(folder: Path, named: Path, budget: float, run_seconds: float) -> D
 
 
 def check_source(source: Path | str) -> tuple[Checked, ...]:
-    """``check`` of a model as transformers loads it, in the dtype of its weights.
+    """``check`` of ``open_source``."""
+    return check(open_source(source))
+
+
+def open_source(source: Path | str) -> PreTrainedModel:
+    """A model as transformers loads it, in the dtype of its weights.
 
     Args:
         source: a folder with ``config.json`` and safetensors, or a name on the hub.
@@ -251,7 +256,8 @@ def check_source(source: Path | str) -> tuple[Checked, ...]:
             got=repr(config.values.get("model_type", "none")),
             remedy="Read its config alone: leave out --live.",
         )
-    return check(kind.open(config, device="cpu", dtype="auto").model)
+    model: PreTrainedModel = kind.open(config, device="cpu", dtype="auto").model
+    return model
 
 
 Config = Mapping[str, Any]
