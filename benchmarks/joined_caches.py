@@ -1,10 +1,11 @@
 """What joined caches lose on a model with pretrained weights, and the time that moving keys takes.
 
-    python -m benchmarks.joined_caches [--texts 12] [--rounds 11] [--threads 2]
+    python -m benchmarks.joined_caches [--texts 10] [--rounds 11] [--threads 2]
 
-Of each piece of a text, 512 tokens are followed by 512 others and by 128 more, whose loss in bits a
-token is measured behind caches of the first 1,024: read at once, or the second half alone and
-joined, with its first tokens read again behind the first half or not, or the second half alone.
+Of each piece of a text, 256 tokens are followed by 256 others. Behind them come the next 64 of the
+text, or 64 of either half again. Measured is their loss in bits a token behind caches of the
+halves: read at once; read alone and joined; joined, with the first tokens of the second half read
+again behind the first half; and the second half alone.
 Times are those of moving all keys of a cache, divided by those of copying them in the same round.
 The model is that of ``benchmarks.real_models``, downloaded on the first run.
 """
@@ -12,8 +13,9 @@ The model is that of ``benchmarks.real_models``, downloaded on the first run.
 from __future__ import annotations
 
 import argparse
+import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pydoc_data import topics
 from statistics import mean, median, stdev
@@ -34,7 +36,7 @@ from transformers import (
 
 from posenc.transformers import joined, moved
 
-HALF, LAST = 512, 128
+HALF, LAST = 256, 64
 AGAIN = (4, 16, 64)
 """Tokens of the second half that are read again."""
 
@@ -45,7 +47,7 @@ LAYERS, HEADS, TOKENS, WIDTH = 28, 8, 4096, 128
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--texts", type=int, default=12)
+    parser.add_argument("--texts", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
@@ -54,22 +56,22 @@ def main() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         rows.append({"dtype": str(dtype).removeprefix("torch.")} | times(dtype, options.rounds))
         print(rows[-1], flush=True)
-    by_name: dict[str, list[float]] = {}
-    for number, piece in enumerate(pieces(options.texts)):
-        for name, bits in losses(*piece).items():
+    by_name: dict[tuple[str, str], list[float]] = {}
+    model, pieces = read(options.texts)
+    for number, piece in enumerate(pieces):
+        for name, bits in losses(model, piece):
             by_name.setdefault(name, []).append(bits)
-        print(
-            number + 1, {name: round(mean(bits), 3) for name, bits in by_name.items()}, flush=True
-        )
-    for name, bits in by_name.items():
-        off = [one - best for one, best in zip(bits, by_name["at once"], strict=True)]
+        print(f"{number + 1} of {options.texts}", flush=True)
+    for (behind, name), bits in by_name.items():
+        off = [one - best for one, best in zip(bits, by_name[behind, "at once"], strict=True)]
         error = stdev(off) / len(off) ** 0.5
-        rows.append({"cache": name, "bits": mean(bits), "more": mean(off), "error": error})
+        rows.append({"text": behind, "cache": name, "bits": mean(bits)})
+        rows[-1] |= {"more": mean(off), "error": error}
         print(rows[-1], flush=True)
     print(write_results("joined_caches", rows, texts=options.texts, rounds=options.rounds))
 
 
-def pieces(count: int) -> list[tuple[PreTrainedModel, Tensor]]:
+def read(count: int) -> tuple[PreTrainedModel, list[Tensor]]:
     """A model, and pieces of a text for it."""
     WORK.mkdir(parents=True, exist_ok=True)
     folder = MODELS["smollm2"].folder("smollm2")
@@ -77,13 +79,13 @@ def pieces(count: int) -> list[tuple[PreTrainedModel, Tensor]]:
     text = "\n".join(topics.topics.values())
     ids = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt").input_ids
     size = 2 * HALF + LAST
-    return [(model, ids[:, k * size : (k + 1) * size]) for k in range(count)]
+    return model, [ids[:, k * size : (k + 1) * size] for k in range(count)]
 
 
 @torch.inference_mode()
-def losses(model: PreTrainedModel, ids: Tensor) -> dict[str, float]:
-    """Bits a token of the last ones behind each cache."""
-    first, second, last = ids.split((HALF, HALF, LAST), 1)
+def losses(model: PreTrainedModel, ids: Tensor) -> Iterator[tuple[tuple[str, str], float]]:
+    """Bits a token of each text behind each cache."""
+    first, second, after = ids.split((HALF, HALF, LAST), 1)
     halves = [filled(model, half) for half in (first, second)]
     caches = {
         "at once": filled(model, ids[:, : 2 * HALF]),
@@ -91,7 +93,15 @@ def losses(model: PreTrainedModel, ids: Tensor) -> dict[str, float]:
         **{f"joined, {n} read again": read_again(model, halves, second, n) for n in AGAIN},
         "second half alone": moved(model, halves[1], by=HALF),
     }
-    return {name: bits(model, cache, last) for name, cache in caches.items()}
+    middle = slice((HALF - LAST) // 2, (HALF + LAST) // 2)
+    texts = {
+        "the next": after,
+        "of the first": first[:, middle],
+        "of the second": second[:, middle],
+    }
+    for behind, text in texts.items():
+        for name, cache in caches.items():
+            yield (behind, name), bits(model, copy.deepcopy(cache), text)
 
 
 def filled(model: PreTrainedModel, ids: Tensor) -> Cache:

@@ -90,6 +90,8 @@ class PackedBatch:
             ArgumentError: as ``of``.
         """
         expected = "a packed batch, as JSON or safetensors"
+        if not path.is_file():
+            raise _wrong(str(path), expected, "no such file")
         if path.suffix == ".safetensors":
             with open_tensors(path, expected=expected, remedy=REMEDY) as file:
                 batch: Any = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
