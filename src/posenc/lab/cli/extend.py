@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from cyclopts import Parameter
 from rich.progress import BarColumn, TimeElapsedColumn
@@ -22,7 +23,12 @@ from posenc.lab.cli.console import (
 )
 from posenc.lab.cli.doctor import engine_json, print_serving
 from posenc.lab.cli.options import METHODS, PLACE, FromFile, Json, Quiet, with_settings
-from posenc.lab.evaluation.settings import EvaluationSettings, ExtensionSettings, Tuning
+from posenc.lab.evaluation.settings import (
+    EvaluationSettings,
+    ExtensionSettings,
+    ServedSettings,
+    Tuning,
+)
 from posenc.lab.stores import local_folder, working_folder
 
 if TYPE_CHECKING:
@@ -172,15 +178,20 @@ def _engines(differences: dict[str, str]) -> str:
 
 
 @with_settings(EvaluationSettings)
+@with_settings(ServedSettings, to="served")
 def evaluate(
     checkpoint: Annotated[
-        PurePath,
+        PurePath | None,
         PLACE,
-        Parameter(help="Folder with config.json and safetensors, or org/name@revision."),
-    ],
+        Parameter(
+            help="Folder with config.json and safetensors, or org/name@revision.",
+            show_default="the model at --endpoint",
+        ),
+    ] = None,
     /,
     *,
     fields: dict[str, Any] | None = None,
+    served: dict[str, Any] | None = None,
     out: Annotated[PurePath, PLACE, Parameter(help="Output folder for the report.")] = Path(
         "posenc-evaluate"
     ),
@@ -199,6 +210,10 @@ def evaluate(
     images the table of a ViT is interpolated. A model that does not beat the frequencies of bytes
     or tokens has its figures reported, but fails.
 
+    A model that is already served is asked questions (by default all tasks) through OpenAI's
+    protocol: by log-probability where the server gives those of a prompt, else by what it writes.
+    A key is read from OPENAI_API_KEY and written nowhere.
+
     Examples:
 
         posenc evaluate llama-folder --text book.txt
@@ -208,35 +223,32 @@ def evaluate(
         posenc evaluate qwen3 --device cuda --dtype bfloat16 --minutes 30
 
         posenc evaluate vit-folder --images photos
+
+        posenc evaluate --endpoint http://localhost:8000/v1 --model NAME --text book.txt
     """
-    from posenc.lab.evaluation.checkpoint import Checkpoint
     from posenc.lab.evaluation.choosing import require_learned
-    from posenc.lab.evaluation.evaluate import evaluate as measure
     from posenc.lab.evaluation.progress import kept
     from posenc.lab.evaluation.report import write_study
     from posenc.lab.folders import output_folder, require_unused
     from posenc.lab.training.stopping import interruptible
 
+    asked = ServedSettings(**(served or {}))
+    _require_one_model(checkpoint, asked)
     with working_folder(out) as folder:
         require_unused(folder)
         settings = EvaluationSettings(**(fields or {}))
         state = folder.with_name(f"{folder.name}-measured.json")
         with (
-            local_folder(checkpoint) as source,
             StudyDisplay(shown=not quiet and not json) as display,
             interruptible() as stop,
             kept(state, command_line()),
         ):
-            opened = Checkpoint.open(
-                source,
-                trained_length=settings.trained_length,
-                device=settings.device,
-                dtype=settings.dtype,
-            )
-            data = opened.data(text=settings.text, images=settings.images)
-            if settings.dtype == "auto":
-                opened.in_fastest_dtype(data)
-            study = measure(opened, data, settings, progress=display, state=state, stop=stop)
+            steps: _Steps = {"progress": display, "state": state, "stop": stop}
+            if checkpoint is None:
+                study = _of_served(asked, settings, steps)
+            else:
+                with local_folder(checkpoint) as source:
+                    study = _of_checkpoint(source, settings, steps)
         study = replace(study, command=command_line())
         with output_folder(folder) as partial:
             write_study(study, partial)
@@ -247,6 +259,61 @@ def evaluate(
         _print_study(study)
         print_report(out / "index.html")
     require_learned(study)
+
+
+class _Steps(TypedDict):
+    """How measurements report, are kept and stop; see ``evaluation.evaluate.evaluate``."""
+
+    progress: StudyDisplay
+    state: Path
+    stop: Callable[[], bool]
+
+
+def _require_one_model(checkpoint: PurePath | None, served: ServedSettings) -> None:
+    """Refuse a checkpoint beside an endpoint, neither of them, or options without an endpoint.
+
+    Raises:
+        ArgumentError: naming what is missing, or too much.
+    """
+    from posenc.errors import ArgumentError
+
+    remedy = "Give a folder, or --endpoint http://localhost:8000/v1 --model NAME."
+    if served.endpoint is None:
+        for name in ("model", "tokenizer"):
+            if getattr(served, name) is not None:
+                got = getattr(served, name)
+                expected = "none, without --endpoint"
+                raise ArgumentError(name, expected=expected, got=got, remedy=remedy)
+    elif served.model is None:
+        expected = f"the name of a model that {served.endpoint} serves"
+        raise ArgumentError("model", expected=expected, got="none", remedy=remedy)
+    if (checkpoint is None) == (served.endpoint is None):
+        got = "neither" if checkpoint is None else f"{checkpoint} and {served.endpoint}"
+        expected = "a checkpoint or an endpoint"
+        raise ArgumentError("checkpoint", expected=expected, got=got, remedy=remedy)
+
+
+def _of_checkpoint(source: Path, settings: EvaluationSettings, steps: _Steps) -> Study:
+    from posenc.lab.evaluation.checkpoint import Checkpoint
+    from posenc.lab.evaluation.evaluate import evaluate as measure
+
+    opened = Checkpoint.open(
+        source, trained_length=settings.trained_length, device=settings.device, dtype=settings.dtype
+    )
+    data = opened.data(text=settings.text, images=settings.images)
+    if settings.dtype == "auto":
+        opened.in_fastest_dtype(data)
+    return measure(opened, data, settings, **steps)
+
+
+def _of_served(served: ServedSettings, settings: EvaluationSettings, steps: _Steps) -> Study:
+    from posenc.lab.evaluation.endpoint import Endpoint
+    from posenc.lab.evaluation.served import evaluate_served
+
+    assert served.endpoint is not None  # as ``_require_one_model`` sees to
+    assert served.model is not None
+    endpoint = Endpoint(served.endpoint, served.model, timeout=served.timeout)
+    return evaluate_served(endpoint, settings, served, **steps)
 
 
 def _print_study(study: Study) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,14 @@ from posenc.errors import Interrupted
 from posenc.lab.evaluation.candidates import CUT, WINDOW, Method, cut, image_candidates
 from posenc.lab.evaluation.checkpoint import CAUSAL, Checkpoint
 from posenc.lab.evaluation.images import ImageSource, ImageSuite, cells_of
-from posenc.lab.evaluation.lengths import Series, affordable, effective_length, next_length, rise
+from posenc.lab.evaluation.lengths import (
+    Series,
+    affordable,
+    effective_length,
+    next_length,
+    rise,
+    task_series,
+)
 from posenc.lab.evaluation.progress import MeasuredFile, Progress, silent
 from posenc.lab.evaluation.questions import Unfit, task_names
 from posenc.lab.evaluation.results import Effective, Findings, Rise, Study, StudyReading
@@ -293,7 +300,7 @@ class _Measurement:
                     shares_by_length = dict(sorted({**shares_by_length, length: shares}.items()))
                     reading = replace(reading, tasks={**reading.tasks, name: shares_by_length})
                     self._keep(reading)
-                if not _task(name, shares_by_length).learned(reference, ()):
+                if not task_series(name, shares_by_length).learned(reference, ()):
                     break
         return reading
 
@@ -319,7 +326,7 @@ class _Measurement:
             for key, ability in ABILITIES.items()
             if key in reading.pieces
         ]
-        series += [_task(name, values) for name, values in reading.tasks.items()]
+        series += [task_series(name, values) for name, values in reading.tasks.items()]
         series = [replace(one, confidence=confidence) for one in series]
         most = self.checkpoint.length if self.key == CUT else None
         if most is not None and self.suite.lengths[0] > most:
@@ -343,7 +350,3 @@ class _Measurement:
         reading = self.suite.measure(control)
         self.measured_file.add(Findings(key=WINDOW, role="baseline", untuned=reading))
         return reading
-
-
-def _task(name: str, values: Mapping[int, tuple[float, ...]]) -> Series:
-    return Series(name, "answers", values)

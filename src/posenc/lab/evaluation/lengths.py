@@ -87,6 +87,9 @@ def affordable(
     return tuple(affordable_lengths), left_out
 
 
+ANSWERS = "answers"
+"""The group of the tasks with questions."""
+
 NARROW = 1.2
 """Ratio of the ends of an interval that is not divided further."""
 
@@ -147,6 +150,11 @@ class Series:
         return not self.lower and all(min(values) == 1 for values in self.values.values())
 
 
+def task_series(name: str, values: Mapping[int, Sequence[float]]) -> Series:
+    """The answers of a task, by length."""
+    return Series(name, ANSWERS, values)
+
+
 def effective_length(
     series: Iterable[Series], *, claimed: int, margin: float, most: int | None = None
 ) -> Effective:
@@ -154,7 +162,8 @@ def effective_length(
 
     The reference is the claimed length, or the longest measured one up to it. If the loss there is
     surely more than ``BREAKS`` above that in a shorter context, the model does not read as claimed,
-    as more context can only help; the reference is then the shorter length of least loss. The
+    as more context can only help; the reference is then the shorter length of least loss. So it is
+    where surely more than ``BREAKS`` of the right answers are lost, if all lengths were asked. The
     interval begins at the longest length up to which all abilities are surely within the margin,
     and ends before the first at which one is surely outside.
 
@@ -219,14 +228,16 @@ def _joined(series: Iterable[Series]) -> list[Series]:
 
 def _reference(series: Sequence[Series], lengths: Sequence[int], stated: int) -> int:
     """The length that the others are held to; see ``effective_length``."""
-    for losses in series:
+    asked = [one for one in series if one.group == ANSWERS and one.values.keys() >= set(lengths)]
+    for ability in (*(one for one in series if one.lower), *_joined(asked)):
         shorter = [
             length
             for length in lengths
-            if losses.lower and length < stated and losses.excess(stated, length, BREAKS).low > 0
+            if length < stated and ability.excess(stated, length, BREAKS).low > 0
         ]
         if shorter:
-            return min(shorter, key=lambda n: sum(losses.values[n]))
+            sign = 1 if ability.lower else -1
+            return min(shorter, key=lambda n: sign * sum(ability.values[n]))
     return stated
 
 

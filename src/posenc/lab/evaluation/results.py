@@ -26,11 +26,11 @@ class StudyReading:
         by_position: (position, bits per token) in the longest context, the same tokens at each.
         needles: length → share found at each of ``Study.depths``.
         copied: length → share of a repeated word's tokens that is copied.
-        right: size → share of images classified as labelled.
+        right: size → share of images classified as labelled; length → share of answers right.
         agreement, cosine: size → share of images classified as by the original at its own size, and
             mean cosine of the features with the original's there.
         per_second: tokens (images) per second in a pass over the longest context (largest size).
-        peak_memory_bytes: of that pass, beyond the process before it.
+        peak_memory_bytes: of that pass, beyond the process before it; 0: unknown.
         steps, seconds: of fine-tuning.
         pieces: metric → length → its value for each piece of text, needle, document or image, the
             deciding metric first; of a causal model also ``position``, with places instead.
@@ -207,7 +207,7 @@ class Study:
     Args:
         checkpoint: name of its folder.
         family: ``model_type``.
-        parameters: number of parameters.
+        parameters: number of parameters; 0: unknown.
         length: the trained length.
         factor: 1 if nothing was extended.
         lengths: of the contexts, the requested one last; of images the longer side in pixels.
@@ -227,7 +227,8 @@ class Study:
         gate: reason why nothing is concluded; "" if something is.
         effective: the length that a model measured as it is reads; None: unknown.
         rise: where its loss rises before the stated length; None: nowhere, or unknown.
-        style: of the questions of tasks, ``base`` or ``chat``; "" without questions.
+        style: of the questions of tasks: ``base``, ``chat``, or ``written`` where a server gives no
+            log-probabilities of a prompt; "" without questions.
         left_out: length or task → why it was not measured.
         targets: number of tokens in each loss.
         asked: needles per depth and length.
@@ -235,7 +236,7 @@ class Study:
         labels: length → its name, where that is not the number.
         chosen, reason: the method written, and why; None: none was.
         finetune: settings of the fine-tuning.
-        command, created, versions, device, threads, seed, seconds: provenance.
+        command, created, versions, device, threads, seed, seconds: provenance; threads 0: unknown.
     """
 
     checkpoint: str

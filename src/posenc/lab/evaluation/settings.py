@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from posenc.arguments import EXACT, Interval, Length, Natural, Rate, check_fields
+from posenc.arguments import EXACT, Count, Interval, Length, Natural, Rate, check_fields
 from posenc.lab.declared import Option
 
-MEASURING, TUNING = "Model and data", "Fine-tuning"
+MEASURING, TUNING, SERVED = "Model and data", "Fine-tuning", "Served model"
 """Groups of options."""
 
 Positions = Literal["plain", "randomized", "skipped"]
@@ -119,6 +119,44 @@ class EvaluationSettings(MeasuringSettings):
         from posenc.lab.evaluation.questions import task_names  # unknown names are refused here
 
         task_names(self.tasks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedSettings:
+    """Where a model is served, and how it is asked.
+
+    Args:
+        endpoint: base of the paths of OpenAI's protocol; None: a checkpoint is measured.
+        model: its name there.
+        tokenizer: folder with its ``tokenizer.json``; None: lengths are by the server's counts.
+        concurrency: requests at a time.
+        timeout: seconds without an answer after which a request has failed.
+
+    Raises:
+        ArgumentError: for a value outside its domain.
+    """
+
+    endpoint: Annotated[
+        str | None,
+        Option(
+            "Address of a server that speaks OpenAI's protocol, up to /v1; a key is read from "
+            "OPENAI_API_KEY.",
+            "none",
+            SERVED,
+        ),
+    ] = None
+    model: Annotated[str | None, Option("Name of the model there.", "none", SERVED)] = None
+    tokenizer: Annotated[
+        Path | None,
+        Option("Folder with its tokenizer.json.", "lengths by the server's counts", SERVED),
+    ] = None
+    concurrency: Annotated[Count, Option("Requests at a time.", group=SERVED)] = 4
+    timeout: Annotated[
+        Rate, Option("Seconds without an answer after which a request has failed.", group=SERVED)
+    ] = 600.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
