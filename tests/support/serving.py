@@ -91,6 +91,7 @@ class Finder:
         sight: how far it reads.
         limit: longest context that the server takes.
         chat, echo, counts: what the server gives: messages, log-probabilities of prompts, usage.
+        shifted: the log-probabilities are those of the next token.
         name: of the model.
         described: fields of its description.
     """
@@ -100,6 +101,7 @@ class Finder:
     chat: bool = False
     echo: bool = False
     counts: bool = True
+    shifted: bool = False
     name: str = "finder"
     described: dict[str, Any] = field(default_factory=dict)
 
@@ -134,9 +136,11 @@ class Finder:
     def _echoed(self, tokens: list[str]) -> dict[str, Any]:
         """Every token after the question is the likeliest as far as the number is its own."""
         number = self._number(tokens)
-        right = "".join(tokens).endswith(f" {number}")
+        right = "".join(tokens).endswith((f" {number}", f" {number}."))
         best = [False] * (len(tokens) - 8) + [right] * 8
-        values = [None, *(-1.0 if each else -9.0 for each in best[1:])]
+        values: list[float | None] = [None, *(-1.0 if each else -9.0 for each in best[1:])]
         tops: list[Any] = [None, *({"other": -2.0} for _ in best[1:])]
+        if self.shifted:
+            values = [None, *values[2:], -9.0]
         given = {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops}
         return {"text": "".join(tokens), "logprobs": given}

@@ -48,13 +48,25 @@ def study_of(server: LoopbackServer, text: Path, **fields: Any) -> Study:
     return evaluate_served(endpoint, EvaluationSettings(**given), served)
 
 
+def asked_of(server: LoopbackServer) -> list[dict[str, Any]]:
+    """The requests with questions."""
+    bodies = (body for _, body, _ in server.requests if "Question:" in body.get("prompt", ""))
+    return [body for body in bodies if body["max_tokens"] > 1]
+
+
 def measured(finder: Finder, text: Path, **fields: Any) -> Study:
     with serving(finder) as server:
         return study_of(server, text, **fields)
 
 
 @pytest.mark.parametrize(
-    ("fields", "style"), [({}, "written"), ({"echo": True}, "base"), ({"chat": True}, "chat")]
+    ("fields", "style"),
+    [
+        ({}, "written"),
+        ({"echo": True}, "base"),
+        ({"echo": True, "shifted": True}, "written"),
+        ({"chat": True}, "chat"),
+    ],
 )
 def test_the_effective_length_is_that_of_the_server(
     fields: dict[str, bool], style: str, text: Path
@@ -116,21 +128,12 @@ def test_a_model_that_answers_nothing_is_refused_after_its_report(
 def test_lengths_by_the_servers_counts_are_near_and_never_longer(text: Path) -> None:
     """Tokens of the tasks differ: digits are one each, of letters there are four in one."""
     tasks = "niah_single_1,niah_single_2,niah_single_3,json_lookup,vt,fwe"
-    asked: list[dict[str, Any]] = []
-    finder = Finder(9000)
-
-    def spied(path: str, body: dict[str, Any]) -> Reply:
-        if "prompt" in body:
-            asked.append(body)
-        return finder(path, body)
-
-    with serving(spied) as server:
+    with serving(Finder(9000)) as server:
         study = study_of(server, text, tasks=tasks, questions=3, lengths=(600, 1200))
     used: dict[int, list[int]] = {600: [], 1200: []}
-    for body in asked:
-        if body["max_tokens"] > 1:
-            tokens = 1 + len(tokens_of(body["prompt"])) + body["max_tokens"]
-            used[600 if tokens <= 600 else 1200].append(tokens)
+    for body in asked_of(server):
+        tokens = 1 + len(tokens_of(body["prompt"])) + body["max_tokens"]
+        used[600 if tokens <= 600 else 1200].append(tokens)
     assert len(used[600]) == 18
     assert max(used[1200]) <= 1200
     assert min(used[600]) > 0.75 * 600
@@ -150,7 +153,7 @@ def test_lengths_by_a_tokenizer_are_exact(text: Path, tmp_path: Path) -> None:
         )
         served = ServedSettings(tokenizer=tmp_path)
         evaluate_served(endpoint, settings, served)
-        bodies = [body for _, body, _ in server.requests if body.get("max_tokens", 0) > 1]
+        bodies = asked_of(server)
     used = [len(tokens_of(body["prompt"])) + body["max_tokens"] for body in bodies]
     assert len(used) == 6
     assert 0.95 * 700 <= min(used) <= max(used) <= 700
@@ -193,7 +196,7 @@ def test_requests_at_a_time_are_as_many_as_allowed(text: Path) -> None:
         with lock:
             now[0] += 1
             most[0] = max(most[0], now[0])
-        if body.get("max_tokens", 0) > 1:
+        if body.get("max_tokens", 0) > 1 and "Question:" in body["prompt"]:
             two.wait(30)
         with lock:
             now[0] -= 1
@@ -218,10 +221,10 @@ def test_an_interrupted_measurement_asks_nothing_again(text: Path, tmp_path: Pat
             evaluate_served(
                 endpoint, settings, ServedSettings(), state=state, stop=lambda: next(calls)
             )
-        before = [b["prompt"] for _, b, _ in server.requests if b.get("max_tokens", 0) > 1]
+        before = [body["prompt"] for body in asked_of(server)]
         server.requests.clear()
         study = evaluate_served(endpoint, settings, ServedSettings(), state=state)
-        after = [b["prompt"] for _, b, _ in server.requests if b.get("max_tokens", 0) > 1]
+        after = [body["prompt"] for body in asked_of(server)]
         whole = evaluate_served(endpoint, settings, ServedSettings())
     assert (len(before), len(after)) == (36, 12)
     assert not set(before) & set(after)

@@ -285,10 +285,10 @@ def _require_one_model(checkpoint: PurePath | None, served: ServedSettings) -> N
                 expected = "none, without --endpoint"
                 raise ArgumentError(name, expected=expected, got=got, remedy=remedy)
     elif served.model is None:
-        expected = f"the name of a model that {served.endpoint} serves"
+        expected = "the name of a model that --endpoint serves"
         raise ArgumentError("model", expected=expected, got="none", remedy=remedy)
     if (checkpoint is None) == (served.endpoint is None):
-        got = "neither" if checkpoint is None else f"{checkpoint} and {served.endpoint}"
+        got = "neither" if checkpoint is None else "both"  # an address may hold what is secret
         expected = "a checkpoint or an endpoint"
         raise ArgumentError("checkpoint", expected=expected, got=got, remedy=remedy)
 

@@ -222,7 +222,7 @@ class Endpoint:
             known, argument = self.models(), "endpoint"
             remedy = "Does its address end in /v1?"
             if known and self.model not in known:
-                argument, remedy = "model", self._quoted(f"It names {', '.join(known)}.")
+                argument, remedy = "model", f"It names {self._quoted(', '.join(known))}."
             expected = f"a model and a path that {self.url} serves"
             return EndpointError(argument, expected=expected, got=got, remedy=remedy, status=404)
         remedy = "The words after the number are the server's."
@@ -246,7 +246,7 @@ class Endpoint:
         """The beginning of what a server says, in one line and without the key."""
         plain = text.replace(self.key, "…") if self.key else text
         line = " ".join(plain.split())
-        return line if len(line) <= QUOTED else f"{line[:QUOTED]} …"
+        return line.rstrip(".") if len(line) <= QUOTED else f"{line[:QUOTED]} …"
 
     def _error(self, expected: str, got: str, remedy: str, status: int = 0) -> EndpointError:
         where = f"{expected} from {self.url}"

@@ -48,6 +48,9 @@ REFUSED = (400, 404, 405, 413, 422, 500, 501)
 ROUNDED = 1.02
 """Tokens that are allowed for, as a multiple of what the server's counts let expect."""
 
+COUNTING = "1 2 3 4 5 6 7 8 9 10 11 12"
+"""A text that any model continues, by which log-probabilities are tried."""
+
 PREFACE = 16
 """Tokens that a chat model may write before its answer, beside the words of the question."""
 
@@ -134,14 +137,24 @@ class ServedExaminer:
                 if style == "chat" or error.status not in REFUSED:
                     raise
         answer = self.endpoint.complete("a", 1)
-        probe = Question(head="1 2 3", tail=" 4", lead=" 5", answers=("6", "7"))
+        return ("base" if self._echoes() else "written"), answer
+
+    def _echoes(self) -> bool:
+        """True if the server calls its own greedy continuation of a prompt the likeliest.
+
+        Some give no log-probabilities of prompts, some those of the token before.
+        """
+        text = self.endpoint.complete(COUNTING, 4)["choices"][0].get("text")
+        if not isinstance(text, str) or not text:
+            return False
+        own = Question(head=COUNTING, tail="", lead="", answers=(text,), gap="")
         try:
-            echoed = self.endpoint.complete(probe.head + probe.answered(2), 1, echo=True, tries=1)
+            echoed = self.endpoint.complete(COUNTING + text, 1, echo=True, tries=1)
         except EndpointError as error:
             if error.status not in REFUSED:
                 raise
-            return "written", answer
-        return ("written" if likeliest(echoed, probe) is None else "base"), answer
+            return False
+        return likeliest(echoed, own) == [True]
 
     def _count(self, text: str) -> int:
         """Tokens of a text, estimated by its characters where there is no tokenizer."""
