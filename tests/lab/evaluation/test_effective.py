@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from posenc.lab.evaluation.lengths import Series, effective_length, next_length, rise
+from posenc.lab.evaluation.lengths import ANSWERS, Series, effective_length, next_length, rise
 from posenc.lab.evaluation.results import Effective
 
 LENGTHS = (16, 32, 64, 128, 256)
@@ -122,6 +123,29 @@ def test_far_less_loss_in_shorter_contexts_is_an_overstated_length() -> None:
     check(bits(n16=(2, 0), n32=(2.6, 3)), honest=True, reference=32)
     # the shorter length of least loss
     check(losses(2, 2.1, 4, 4, 4), claimed=64, margin=0.2, honest=False, reference=16)
+
+
+def answers(*shares: float) -> Series:
+    """Of 60 questions, as many right at each length."""
+    values = {
+        n: [float(k < 60 * share) for k in range(60)]
+        for n, share in zip(LENGTHS, shares, strict=True)
+    }
+    return Series("task", ANSWERS, values)
+
+
+def test_far_more_answers_in_shorter_contexts_are_an_overstated_length() -> None:
+    """Where they were asked at every length; needles alone do not say so."""
+    found = effective_length([answers(1.0, 1.0, 0.5, 0.1, 0.0)], claimed=128, margin=0.05)
+    assert (found.honest, found.reference, found.length, found.end) == (False, 16, 32, 64)
+    found = effective_length([answers(1.0, 0.95, 0.9, 0.85, 0.8)], claimed=128, margin=0.05)
+    assert (found.honest, found.reference) == (True, 128)
+    recall = replace(answers(1.0, 1.0, 0.5, 0.1, 0.0), group="recall")
+    assert effective_length([recall], claimed=128, margin=0.05).honest
+    some = answers(1.0, 1.0, 0.5, 0.1, 0.0)
+    later = replace(some, values={n: v for n, v in some.values.items() if n >= 64})
+    level = losses(2.0, 1.9, 1.8, 1.7, 1.6)
+    assert effective_length([level, later], claimed=128, margin=0.05).honest
 
 
 def test_the_claimed_length_need_not_be_measured() -> None:

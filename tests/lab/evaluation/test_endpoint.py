@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from posenc.errors import ArgumentError
-from posenc.lab.evaluation.endpoint import KEY, PAUSES, Endpoint, EndpointError
+from posenc.lab.evaluation.endpoint import KEY, PAUSES, Endpoint, EndpointError, _asked_pause
 from tests.support.serving import Reply, reply, serving
 
 GIVEN = reply({"choices": [{"text": " b"}], "usage": {"prompt_tokens": 1}})
@@ -84,6 +84,11 @@ def test_a_busy_server_is_asked_again_after_the_time_it_asks_for(slept: list[flo
     assert (first, asked, odd) == (PAUSES[0], 7.0, PAUSES[3])
     assert 30 < dated < 91
     assert len(server.requests) == 5
+
+
+@pytest.mark.parametrize("header", ["-1", "", "nan", "Mon, 99 Foo 2020", "0 0 0", "٣٫٥"])
+def test_an_odd_time_to_wait_is_not_taken(header: str) -> None:
+    assert _asked_pause(header) is None
 
 
 def test_it_gives_up_after_the_last_pause(slept: list[float]) -> None:
@@ -233,10 +238,13 @@ def test_answers_outside_the_protocol(content: bytes, got: str) -> None:
         b'{"detail": [{"msg": "too long"}]}',
         b"too long",
         b'["too long"]',
+        b'{"error": "too\\nlong \\ud800\\u001b[31m"}',
     ],
 )
 def test_the_words_of_a_refusal_are_quoted(content: bytes) -> None:
-    assert "too long" in str(refused((422, {}, content)))
+    said = str(refused((422, {}, content)))
+    assert "too long" in said
+    assert said.isprintable()
 
 
 def test_a_model_that_is_not_served_is_told_from_a_path() -> None:

@@ -164,8 +164,9 @@ def test_the_trained_length_is_the_servers(text: Path) -> None:
         study = measured(Finder(9000, described=described), text, trained_length=None)
         assert study.length == 600
         assert study.lengths == (300, 600, 1200)
-    with pytest.raises(ArgumentError, match=r"^trained_length: expected the length that the model"):
-        measured(Finder(9000), text, trained_length=None)
+    for described in ({}, {"max_model_len": 10**30}, {"meta": 5}, {"max_model_len": "600"}):
+        with pytest.raises(ArgumentError, match=r"^trained_length: expected the length that the"):
+            measured(Finder(9000, described=described), text, trained_length=None)
 
 
 def test_without_counts_a_tokenizer_is_asked_for(text: Path) -> None:
@@ -320,6 +321,8 @@ def test_every_token_that_an_answer_touches_counts() -> None:
         {"tokens": ["HQ: ab, cd"], "token_logprobs": [-1.0], "top_logprobs": []},
         {"tokens": ["HQ: ab, cd"], "token_logprobs": [-1.0], "top_logprobs": [{}]},
         {"tokens": [5], "token_logprobs": [-1.0], "top_logprobs": [{}]},
+        {"tokens": ["HQ: ab, cd"], "token_logprobs": [-1.0], "top_logprobs": [{"a": None}]},
+        {"tokens": ["HQ: ab, cd"], "token_logprobs": ["a"], "top_logprobs": [{"a": "b"}]},
     ],
 )
 def test_log_probabilities_that_are_not_of_the_prompt(logprobs: object) -> None:

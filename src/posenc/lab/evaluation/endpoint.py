@@ -245,7 +245,7 @@ class Endpoint:
     def _quoted(self, text: str) -> str:
         """The beginning of what a server says, in one line and without the key."""
         plain = text.replace(self.key, "…") if self.key else text
-        line = " ".join(plain.split())
+        line = " ".join("".join(c if c.isprintable() else " " for c in plain).split())
         return line.rstrip(".") if len(line) <= QUOTED else f"{line[:QUOTED]} …"
 
     def _error(self, expected: str, got: str, remedy: str, status: int = 0) -> EndpointError:
@@ -302,7 +302,7 @@ def _asked_pause(header: str | None) -> float | None:
         return float(header)
     try:
         date = parsedate_to_datetime(header)
-    except ValueError:
+    except (ValueError, TypeError, OverflowError):
         return None
     date = date if date.tzinfo else date.replace(tzinfo=UTC)
     return max(0.0, (date - datetime.now(UTC)).total_seconds())

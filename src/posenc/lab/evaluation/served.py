@@ -40,6 +40,9 @@ SHARES = (1 / 8, 1 / 4, 1 / 2, 1, 2)
 SHORTEST = 256
 """Tokens of the shortest length by default."""
 
+LONGEST = 1 << 24
+"""Tokens of the longest context that a server is believed to take."""
+
 KEY = "direct"
 
 REFUSED = (400, 404, 405, 413, 422, 500, 501)
@@ -267,9 +270,10 @@ def likeliest(answer: Mapping[str, Any], question: Question) -> list[bool] | Non
         first, position = position, position + len(token)
         for number, (start, end) in enumerate(pairwise(bounds)):
             if first < end and position > start:
-                if not isinstance(value, int | float) or not isinstance(top, dict) or not top:
+                others = [*top.values()] if isinstance(top, dict) else []
+                if not others or not all(isinstance(one, float | int) for one in (value, *others)):
                     return None
-                right[number] &= value >= max(top.values())
+                right[number] &= value >= max(others)
     return right
 
 
@@ -322,7 +326,7 @@ class _ServedMeasurement:
         meta = described.get("meta")
         facts = {**(meta if isinstance(meta, dict) else {}), **described}
         for name in LIMITS:
-            if isinstance(facts.get(name), int) and facts[name] >= SHORTEST:
+            if isinstance(facts.get(name), int) and SHORTEST <= facts[name] <= LONGEST:
                 return int(facts[name])
         raise ArgumentError(
             "trained_length",
