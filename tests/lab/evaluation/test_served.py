@@ -111,6 +111,23 @@ def test_lengths_that_the_server_refuses_are_named(text: Path) -> None:
         measured(Finder(9000, limit=300), text, lengths=(500, 1000))
 
 
+def test_a_length_without_all_tasks_is_left_out(text: Path) -> None:
+    finder = Finder(9000)
+
+    def narrow(path: str, body: dict[str, Any]) -> Reply:
+        """Of the second task, whose text has days, no long questions are taken."""
+        prompt = body.get("prompt", "")
+        if "day 7" in prompt and len(tokens_of(prompt)) > 600:
+            return reply({"message": "too long"}, 413)
+        return finder(path, body)
+
+    with serving(narrow) as server:
+        tasks = "niah_single_1,niah_single_2"
+        study = study_of(server, text, tasks=tasks, lengths=(500, 1000), questions=8)
+    assert study.lengths == study.asked_at == (500,)
+    assert "413" in study.left_out["1000"]
+
+
 def test_a_model_that_answers_nothing_is_refused_after_its_report(
     text: Path, tmp_path: Path
 ) -> None:
