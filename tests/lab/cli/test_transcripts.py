@@ -55,6 +55,7 @@ TRANSCRIPTS: dict[str, Sequence[str]] = {
         "untrained --text text.txt --lengths 8,16,32 --out out-untrained",
     ],
     "doctor": ["model --seconds 0", "stretched --seconds 0"],
+    "engines": ["", "--vectors rotations.json"],
     "generate": ["saved --prompt def --max-new 9"],
     "bench": [f"--lengths 16 --out out {SIZES}"],
     "wrong": re.findall(r"^\$ posenc (.+)", (FOLDER / "wrong.txt").read_text(), re.MULTILINE),

@@ -16,6 +16,7 @@ from posenc.lab.cli.bench import bench
 from posenc.lab.cli.compare import compare
 from posenc.lab.cli.console import ERRORS, EXIT_CODES, OUT, exit_code, help_of, print_error
 from posenc.lab.cli.doctor import doctor
+from posenc.lab.cli.engines import engines
 from posenc.lab.cli.extend import evaluate, extend
 from posenc.lab.cli.generate import generate
 from posenc.lab.cli.options import OPTIONS, configure, options_of, read, shown
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "extend": extend,
     "evaluate": evaluate,
     "doctor": doctor,
+    "engines": engines,
     "generate": generate,
     "bench": bench,
 }

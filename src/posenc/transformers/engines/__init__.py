@@ -26,6 +26,7 @@ from posenc.transformers.engines.mlx_lm import MLX_LM, has_model
 from posenc.transformers.engines.rotation import EngineRotation, RopeParameters
 from posenc.transformers.engines.sglang import SGLANG
 from posenc.transformers.engines.transformers import TRANSFORMERS, Checked, check
+from posenc.transformers.engines.vectors import rotation_vectors, write_vectors
 from posenc.transformers.engines.vllm import VLLM
 
 __all__ = [
@@ -39,6 +40,8 @@ __all__ = [
     "compare",
     "differences",
     "right_in_all",
+    "rotation_vectors",
+    "write_vectors",
 ]
 
 ENGINES: dict[str, Engine] = {
