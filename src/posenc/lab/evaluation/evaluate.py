@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from posenc.errors import Interrupted
+from posenc.errors import ArgumentError, Interrupted
 from posenc.lab.evaluation.candidates import CUT, WINDOW, Method, cut, image_candidates
 from posenc.lab.evaluation.checkpoint import CAUSAL, Checkpoint
 from posenc.lab.evaluation.images import ImageSource, ImageSuite, cells_of
@@ -24,11 +24,12 @@ from posenc.lab.evaluation.lengths import (
 )
 from posenc.lab.evaluation.progress import MeasuredFile, Progress, silent
 from posenc.lab.evaluation.questions import Unfit, task_names
-from posenc.lab.evaluation.results import Effective, Findings, Rise, Study, StudyReading
+from posenc.lab.evaluation.results import Effective, Findings, KeyTokens, Rise, Study, StudyReading
 from posenc.lab.evaluation.scoring import Examination
 from posenc.lab.evaluation.settings import EvaluationSettings
 from posenc.lab.evaluation.study import images_of, study_of, text_suite
 from posenc.lab.evaluation.suites.contexts import ContextSuite, MeasuredContext, lengths_around
+from posenc.lab.evaluation.suites.key_tokens import longest_short, measure_key_tokens
 from posenc.lab.evaluation.suites.needles import DEPTHS, KeyNeedles
 from posenc.lab.evaluation.suites.next_token import (
     BUDGET,
@@ -88,6 +89,13 @@ def evaluate(
     """
     settings = replace(settings or EvaluationSettings(), **fields)
     began = time.perf_counter()
+    if settings.short_context is not None and not isinstance(checkpoint.model, CAUSAL):
+        raise ArgumentError(
+            "short_context",
+            expected=f"none, for a {checkpoint.family}, which does not predict the next token",
+            got=settings.short_context,
+            remedy="Leave it out.",
+        )
     if isinstance(checkpoint.model, LiveImages):
         progress("measuring", 0, 1)
         study = _of_images(checkpoint, images_of(checkpoint, data), settings)
@@ -136,6 +144,7 @@ class _Measurement:
         self.suite = self._chosen()
         unit = data.unit if isinstance(data, Text) else ""
         self.chance = float(self.suite.facts(unit).get("chance", 0.0))
+        self._require_longer(settings.short_context)
         self.examination = Examination("")
         if isinstance(checkpoint.model, CAUSAL) and isinstance(data, Text):
             self.examination = Examination.of(data, settings, goal=self.suite.lengths[-1])
@@ -170,7 +179,41 @@ class _Measurement:
         if not study.gate:
             known = effective if effective is not None and effective.abilities else None
             study = replace(study, effective=known, rise=self._rise(reading))
-        return replace(study, style=self.examination.style, left_out=self.left_out)
+        key_tokens, style = self._key_tokens(effective), self.examination.style
+        return replace(study, key_tokens=key_tokens, style=style, left_out=self.left_out)
+
+    def _require_longer(self, short: int | None) -> None:
+        """Require the trained length, or the longest measured up to it, beyond short contexts."""
+        reference = self._stated
+        if short is not None and longest_short(short) >= reference:
+            raise ArgumentError(
+                "short_context",
+                expected=f"less than four fifths of {reference}, the length that is compared with",
+                got=short,
+                remedy="Give fewer tokens, or measure a longer trained length.",
+            )
+
+    @property
+    def _stated(self) -> int:
+        """The trained length, or the longest measured one up to it."""
+        lengths = self.suite.lengths
+        return max((n for n in lengths if n <= self.checkpoint.length), default=lengths[0])
+
+    def _key_tokens(self, effective: Effective | None) -> KeyTokens | None:
+        """The loss on key tokens, if it is asked for, and there is time."""
+        short, data = self.settings.short_context, self.data
+        if short is None or not isinstance(data, Text):
+            return None
+        reference = self._stated if effective is None else effective.reference
+        if longest_short(short) >= reference:
+            self.left_out["key tokens"] = f"the model reads no more than {reference} {data.unit}s"
+            return None
+        if self.deadline.left <= 0:
+            self.left_out["key tokens"] = "minutes: there was no time left"
+            return None
+        self._step("key tokens")
+        lengths = self.suite.lengths
+        return measure_key_tokens(self.model, data, lengths, short=short, reference=reference)
 
     def _in_turns(self, suite: ContextSuite) -> tuple[StudyReading, StudyReading | None]:
         """The readings of contexts by the model, and by its control."""

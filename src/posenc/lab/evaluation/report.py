@@ -10,7 +10,7 @@ from typing import Any
 from posenc.lab.evaluation.candidates import CUT, WINDOW
 from posenc.lab.evaluation.choosing import best, gaps, short_cost, worse_by
 from posenc.lab.evaluation.questions import TASKS
-from posenc.lab.evaluation.results import Findings, Study, StudyReading
+from posenc.lab.evaluation.results import Findings, KeyTokens, Study, StudyReading
 from posenc.lab.evaluation.summary import answer, opening, when
 from posenc.lab.reporting.charts import Chart
 from posenc.lab.reporting.drawing import Across, Drawing, Point, Up, looks
@@ -159,7 +159,8 @@ MOST_LENGTHS = 5
 def tables(study: Study) -> list[TableSection]:
     """All results, after fine-tuning first, and answers to questions."""
     results = [_table(study, tuned=tuned) for tuned in study.whens]
-    return [*results, *([_answers(study)] if study.answers else [])]
+    keys = [_key_tokens(study.key_tokens, study)] if study.key_tokens else []
+    return [*results, *keys, *([_answers(study)] if study.answers else [])]
 
 
 def _on_terminal(study: Study, metric: Metric, length: int) -> str | None:
@@ -291,6 +292,37 @@ def _answers(study: Study) -> TableSection:
     )
 
 
+def _key_tokens(measured: KeyTokens, study: Study) -> TableSection:
+    """Loss and perplexity of key tokens and of all that were looked at, by length."""
+
+    def row(name: str, small: str, values: Mapping[int, float]) -> tuple[Cell, ...]:
+        known = [values.get(length) for length in measured.every]
+        cells = [Cell(text="—") if x is None else Cell(text=f"{x:.3f}", value=x) for x in known]
+        return Cell(text=name, small=small, value=name, kind="name"), *cells
+
+    perplexity = {length: 2**bits for length, bits in measured.loss.items()}
+    unit, count = study.unit, f"{measured.count:,} of {measured.tokens:,}"
+    return TableSection(
+        key="key-tokens",
+        title="Loss on key tokens",
+        guide=f"Key: {count} {unit}s, whose log-probability rises by more than 2 nats to more than "
+        f"-2 from a context of {measured.short} to one of {measured.reference} (LongPPL, Fang et "
+        "al. 2024).",
+        columns=(
+            TableColumn(name=f"{unit}s", text=True),
+            *(
+                TableColumn(name=study.called(n), group="length", short=f"at {study.called(n)}")
+                for n in measured.every
+            ),
+        ),
+        rows=(
+            row("key", f"bits per {unit}", measured.loss),
+            row("LongPPL", "perplexity of these", perplexity),
+            row("all", f"bits per {unit}", measured.every),
+        ),
+    )
+
+
 def _maps(study: Study, *, tuned: bool) -> MapSection:
     """Shares of needles by depth and length."""
     metric = next(metric for metric in study.metrics if metric.key == "needles")
@@ -338,6 +370,11 @@ def _values(study: Study) -> Iterator[MeasuredValue]:
         for method, reading in study.ranked(tuned=tuned):
             run = f"{method.key}, fine-tuned" if tuned else method.key
             yield from _values_of(study, reading, {"model": study.checkpoint, "method": run})
+    if study.key_tokens:
+        facts: dict[str, Any] = {"model": study.checkpoint, "method": study.findings[0].key}
+        facts |= {"metric": "key_token_loss", "count": study.key_tokens.count}
+        for length, bits in study.key_tokens.loss.items():
+            yield MeasuredValue(length=length, value=bits, **facts)
 
 
 def _values_of(

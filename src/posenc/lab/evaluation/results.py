@@ -201,6 +201,27 @@ class Rise:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeyTokens:
+    """Loss on the tokens that a long context helps to predict; see ``measure_key_tokens``.
+
+    Args:
+        short: tokens of the short context.
+        reference: length of the long context by which they were chosen.
+        count: number of key tokens, of ``tokens``.
+        tokens: that were looked at.
+        loss: length → bits per key token; empty if there is none.
+        every: length → bits per token of all that were looked at.
+    """
+
+    short: int
+    reference: int
+    count: int
+    tokens: int
+    loss: Mapping[int, float]
+    every: Mapping[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Study:
     """Measurements of a checkpoint, as it is or extended by several methods.
 
@@ -227,6 +248,7 @@ class Study:
         gate: reason why nothing is concluded; "" if something is.
         effective: the length that a model measured as it is reads; None: unknown.
         rise: where its loss rises before the stated length; None: nowhere, or unknown.
+        key_tokens: its loss on tokens that need a long context; None: not measured.
         style: of the questions of tasks: ``base``, ``chat``, or ``written`` where a server gives no
             log-probabilities of a prompt; "" without questions.
         left_out: length or task → why it was not measured.
@@ -262,6 +284,7 @@ class Study:
     gate: str = ""
     effective: Effective | None = None
     rise: Rise | None = None
+    key_tokens: KeyTokens | None = None
     style: str = ""
     left_out: Mapping[str, str] = field(default_factory=dict)
     targets: int = 0

@@ -77,6 +77,8 @@ class EvaluationSettings(MeasuringSettings):
             ``auto``: ``chat`` where there is a template.
         dtype: of a folder's model.
         memory: limit of a pass in GiB; longer contexts are left out.
+        short_context: tokens of the short context that key tokens are chosen by; None: they are not
+            measured. See ``posenc.lab.evaluation.suites.key_tokens``.
     """
 
     lengths: Annotated[
@@ -112,6 +114,15 @@ class EvaluationSettings(MeasuringSettings):
     memory: Annotated[
         Rate | None,
         Option("Limit of a pass in GiB; longer contexts are left out.", "none", MEASURING),
+    ] = None
+
+    short_context: Annotated[
+        Length | None,
+        Option(
+            "Measure the loss on key tokens too (LongPPL): those that contexts of so many tokens "
+            "do not foretell; the paper takes 4096.",
+            "none",
+        ),
     ] = None
 
     def __post_init__(self) -> None:
