@@ -1,6 +1,6 @@
 """What joined caches lose on a model with pretrained weights, and the time that moving keys takes.
 
-    python -m benchmarks.joined_caches [--texts 10] [--rounds 11] [--threads 2]
+    python -m benchmarks.joined_caches [--what joined_caches]
 
 Of each piece of a text, 256 tokens are followed by 256 others. Behind them come the next 64 of the
 text, or 64 of either half again. Measured is their loss in bits a token behind caches of the
@@ -47,28 +47,40 @@ LAYERS, HEADS, TOKENS, WIDTH = 28, 8, 4096, 128
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--what", nargs="+", choices=MEASURED, default=[*MEASURED])
     parser.add_argument("--texts", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    rows: list[dict[str, object]] = []
+    for what in options.what:
+        rows = list(MEASURED[what](options))
+        for row in rows:
+            print(row, flush=True)
+        print(write_results(what, rows, texts=options.texts, rounds=options.rounds))
+
+
+def all_times(options: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """Times by dtype."""
     for dtype in (torch.float32, torch.bfloat16):
-        rows.append({"dtype": str(dtype).removeprefix("torch.")} | times(dtype, options.rounds))
-        print(rows[-1], flush=True)
+        yield {"dtype": str(dtype).removeprefix("torch.")} | times(dtype, options.rounds)
+
+
+def all_losses(options: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """Mean losses by text and cache, and how much more they are than behind texts read at once."""
     by_name: dict[tuple[str, str], list[float]] = {}
     model, pieces = read(options.texts)
-    for number, piece in enumerate(pieces):
+    for piece in pieces:
         for name, bits in losses(model, piece):
             by_name.setdefault(name, []).append(bits)
-        print(f"{number + 1} of {options.texts}", flush=True)
     for (behind, name), bits in by_name.items():
         off = [one - best for one, best in zip(bits, by_name[behind, "at once"], strict=True)]
-        error = stdev(off) / len(off) ** 0.5
-        rows.append({"text": behind, "cache": name, "bits": mean(bits)})
-        rows[-1] |= {"more": mean(off), "error": error}
-        print(rows[-1], flush=True)
-    print(write_results("joined_caches", rows, texts=options.texts, rounds=options.rounds))
+        row = {"text": behind, "cache": name, "bits": mean(bits), "more": mean(off)}
+        yield row | {"error": stdev(off) / len(off) ** 0.5}
+
+
+MEASURED = {"moved_caches": all_times, "joined_caches": all_losses}
+"""Measurements, by the names of their results."""
 
 
 def read(count: int) -> tuple[PreTrainedModel, list[Tensor]]:

@@ -82,6 +82,14 @@ def test_there_and_back(name: str) -> None:
     assert error(held(moved(model, far, by=-(10**6))), held(cache)) < 1e-9
 
 
+def test_pairs_that_are_turned_the_other_way() -> None:
+    model = scaled("default")
+    rotary = model.model.rotary_emb
+    rotary.register_forward_hook(lambda module, inputs, output: (output[0], -output[1]))
+    expected = filled(model, IDS, BY)
+    assert error(held(moved(model, filled(model, IDS), by=BY)), held(expected)) < 1e-10
+
+
 def test_longrope_of_long_texts() -> None:
     model = scaled("longrope")
     ids = texts(TRAINED + 8)
@@ -221,6 +229,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "positions of a decoder": (lambda: moved(*_with_cache(model_of("opt")), by=1), "model"),
     "a norm behind": (lambda: moved(*_with_cache(model_of("hunyuan_v1_dense")), by=1), "model"),
     "beyond dynamic": (lambda: moved(*_with_cache(scaled("dynamic")), by=TRAINED), "cache"),
+    "all beyond dynamic": (
+        lambda: moved(scaled("dynamic"), filled(scaled("dynamic"), texts(TRAINED + 8)), by=1),
+        "cache",
+    ),
     "over a switch": (lambda: moved(*_with_cache(scaled("longrope")), by=TRAINED), "cache"),
     "unrotated keys": (lambda: moved(*_with_cache(_stretched()), by=1), "model"),
     "indexers": (lambda: moved(*_with_cache(model_of("glm_moe_dsa")), by=1), "cache"),

@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import DataCollatorWithFlattening
+from transformers import AttentionInterface, DataCollatorWithFlattening
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from posenc.errors import PosencError
 from posenc.transformers import accelerate
@@ -128,6 +129,32 @@ def test_dropout_is_off_and_all_is_put_back() -> None:
     assert model.config._attn_implementation == implementation
     assert torch.equal(torch.random.get_rng_state(), state)
     assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_dropout_does_not_change_what_is_found() -> None:
+    leaks = find_leaks(tiny_model("gpt2", attn_pdrop=0.5, resid_pdrop=0.5), with_mask())
+    training, evaluation, _ = (one.largest for one in leaks.modes)
+    assert training == pytest.approx(evaluation, rel=1e-5)
+
+
+def test_a_leak_in_training_alone() -> None:
+    model = tiny_model("llama")
+
+    def mix(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return output + output.mean(1, keepdim=True) if module.training else output
+
+    model.model.layers[0].mlp.register_forward_hook(mix)
+    assert found(model, batch())[:2] == [("training", (0, 2), OWN_ROWS), ("evaluation", (), "")]
+
+
+def test_an_attention_without_a_mask() -> None:
+    """Of a name for which transformers makes no mask: of all settings, one is needed."""
+    AttentionInterface.register("posenc_unmasked", sdpa_attention_forward)
+    model = tiny_model("llama")
+    model.set_attn_implementation("posenc_unmasked")
+    leaks = found(model, batch())
+    assert leaks[1] == ("evaluation", (2,), "attn_implementation='sdpa'")
+    assert model.config._attn_implementation == "posenc_unmasked"
 
 
 def test_a_small_leak() -> None:

@@ -110,7 +110,6 @@ class PackedBatch:
         """Positions that begin anew with each document."""
         index = torch.arange(self.documents.shape[1]).expand_as(self.documents)
         begins = self.documents != self.documents.roll(1, 1)
-        begins[:, 0] = True
         return index - index.where(begins, 0).cummax(1).values
 
     def bounds(self) -> dict[str, Any]:

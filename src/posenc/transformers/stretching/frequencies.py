@@ -237,7 +237,7 @@ class SineTable(Frequencies):
         return self.angles(1)
 
     def angles(self, by: int) -> Float[Tensor, " T"]:
-        """Angles in the row at this distance, rounded as it is; beyond the table, multiples of θ."""
+        """Angles of the table's row, rounded as it is; beyond the table, multiples of ``theta``."""
         if abs(by) >= len(self.value):
             return by * self.theta()
         sine, cosine = self.value[abs(by)].detach().double().chunk(2)

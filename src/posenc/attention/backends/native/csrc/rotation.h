@@ -12,25 +12,30 @@ struct InTurn {
   static constexpr int of(int l) { return FIRST + l / 2 + l % 2 * VL; }
 };
 
-// Stores numbers past the caches, which need not be read for it; `to` is aligned to whole vectors.
+// Numbers rounded to nearest even; bfloat16 by an instruction, if there is one, for which numbers below 2^-126 are 0.
+template <class Number>
+void put(Number* to, vec x) {
+#if defined(__AVX512BF16__) && !defined(POSENC_DOUBLE)
+  if constexpr (std::is_same_v<Number, uint16_t>) {
+    return _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh((__m512)x));
+  }
+#endif
+  Lanes<Number>::store(to, x);
+}
+// The same past the caches, into which `to` is not read; it is aligned to whole vectors.
 template <class Number>
 void stream(Number* to, vec x) {
 #ifdef __AVX__
   constexpr int bytes = VL * sizeof(Number);
   alignas(bytes) Number numbers[VL];
-#if defined(__AVX512BF16__) && !defined(POSENC_DOUBLE)
-  if constexpr (std::is_same_v<Number, uint16_t>) {  // by one instruction, for which below 2^-126 is 0
-    return _mm256_stream_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh((__m512)x));
-  }
-#endif
-  Lanes<Number>::store(numbers, x);
+  put(numbers, x);
   if constexpr (bytes == 16) _mm_stream_si128((__m128i*)to, *(const __m128i*)numbers);
   if constexpr (bytes == 32) _mm256_stream_si256((__m256i*)to, *(const __m256i*)numbers);
 #if VECTOR_BYTES == 64
   if constexpr (bytes == 64) _mm512_stream_si512((__m512i*)to, *(const __m512i*)numbers);
 #endif
 #else
-  Lanes<Number>::store(to, x);
+  put(to, x);
 #endif
 }
 
@@ -39,19 +44,19 @@ template <class Number, bool STREAM = false>
 void rotate_row(const Number* x, Number* to, const real* c, const real* s, index n, bool adjacent, real sign) {
   using L = Lanes<Number>;
   const index whole = n / VL * VL;
-  const auto put = [](Number* at, vec v) { STREAM ? stream(at, v) : L::store(at, v); };
+  const auto write = [](Number* at, vec v) { STREAM ? stream(at, v) : put(at, v); };
   for (index i = 0; i < whole; i += VL) {
     const vec cosine = load(c + i), sine = load(s + i) * splat(sign);
     if (adjacent) {
       const vec low = L::load(x + 2 * i), high = L::load(x + 2 * i + VL);
       const vec first = choose<EverySecond<0>>(low, high), second = choose<EverySecond<1>>(low, high);
       const vec one = first * cosine - second * sine, two = first * sine + second * cosine;
-      put(to + 2 * i, choose<InTurn<0>>(one, two));
-      put(to + 2 * i + VL, choose<InTurn<VL / 2>>(one, two));
+      write(to + 2 * i, choose<InTurn<0>>(one, two));
+      write(to + 2 * i + VL, choose<InTurn<VL / 2>>(one, two));
     } else {
       const vec first = L::load(x + i), second = L::load(x + n + i);
-      put(to + i, first * cosine - second * sine);
-      put(to + n + i, first * sine + second * cosine);
+      write(to + i, first * cosine - second * sine);
+      write(to + n + i, first * sine + second * cosine);
     }
   }
   for (index i = whole; i < n; ++i) {
