@@ -33,7 +33,10 @@ PAGES = ROOT.parent / "docs" / "results"
 
 COLUMNS = ("subject", "role", "metric", "label", "unit", "length", "seeds", "mean", "half_width")
 
-ERROR_SHARES = ("error", "word_errors")
+OF_FRAMES = ("direct", "ntk", "riflex", "interpolate", "ultravico")
+"""Errors of the task of frames, by the method for the axis of time."""
+
+ERROR_SHARES = ("error", "word_errors", *OF_FRAMES)
 """Shares that may exceed one."""
 
 
@@ -77,6 +80,7 @@ RUNS = {
     "digits": Run("digits", "", VIEWS),
     "digits-apart": Run("digits", "--encodings sine2d,rope2d --option overlap=0", VIEWS[:2]),
     "digits-all-turned": Run("digits", "--encodings rope2d --option special=0", VIEWS),
+    "frames": Run("frames", "", OF_FRAMES),
     "temperature": Run("temperature", "--steps 800", ("error", "degrees")),
     "masked": Run(
         "masked",

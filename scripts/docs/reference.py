@@ -31,6 +31,7 @@ MODULES = (
     "posenc.testing",
     "posenc.transformers",
     "posenc.transformers.acceleration",
+    "posenc.transformers.caches",
     "posenc.transformers.stretching",
     "posenc.transformers.engines",
     "posenc.lab.training",

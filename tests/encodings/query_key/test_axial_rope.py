@@ -31,6 +31,7 @@ CELLS = {
     "hunyuan_video": VIDEO,
     "cogvideox": VIDEO,
     "flux": VIDEO,
+    "lumina2": VIDEO,
     "qwen_image": Layout.cells(2, 3, 4, coordinates=("indices", "centred", "centred")),
     "ltx_video": VIDEO,
     "mochi": Layout.cells(2, 2, 2, coordinates=("indices", "midpoints", "midpoints")),
@@ -41,7 +42,14 @@ CELLS = {
 }
 """Positions of a small input of each model."""
 
-WIDTH = {"cogvideox": 64, "ltx_video": 16, "timm": 16, "dinov3": 16, "rotary_embedding_torch": 16}
+WIDTH = {
+    "lumina2": 96,
+    "cogvideox": 64,
+    "ltx_video": 16,
+    "timm": 16,
+    "dinov3": 16,
+    "rotary_embedding_torch": 16,
+}
 """Features of a head; 128 in all others."""
 
 HEADS = 2
@@ -103,6 +111,7 @@ ANGLES: Mapping[str, Angle] = {
     "cogvideox": falling({0: 8, 1: 20, 2: 32}, 10000.0),
     "flux": falling({0: 8, 1: 36, 2: 64}, 10000.0),
     "qwen_image": falling({0: 8, 1: 36, 2: 64}, 10000.0),
+    "lumina2": falling({0: 16, 1: 32, 2: 48}, 10000.0),
     "ltx_video": ltx,
     "cosmos": cosmos,
     "timm": timm,
