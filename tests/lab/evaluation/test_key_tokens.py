@@ -39,9 +39,9 @@ WIDTH = 4
 class Induction(Decoder):
     """Predicts what followed the last token where it stood before, as far back as ``back``."""
 
-    def __init__(self, back: int = 10**6) -> None:
+    def __init__(self, back: int = 10**6, logit: float = 8.0) -> None:
         nn.Module.__init__(self)
-        self.back, self.level = back, nn.Parameter(torch.zeros(()))
+        self.back, self.logit, self.level = back, logit, nn.Parameter(torch.zeros(()))
 
     def forward(self, tokens: Tensor, layout: Any = None, *, cache: Any = None) -> Tensor:
         places = torch.arange(tokens.shape[1])
@@ -50,7 +50,7 @@ class Induction(Decoder):
         same = seen & (tokens.unsqueeze(2) == tokens.unsqueeze(1))
         last = torch.where(same, places, -1).amax(-1)
         logits = torch.zeros(*tokens.shape, 256)
-        logits.scatter_(2, tokens.gather(1, last + 1).unsqueeze(2), 8.0)
+        logits.scatter_(2, tokens.gather(1, last + 1).unsqueeze(2), self.logit)
         return logits * (last >= 0).unsqueeze(2) + self.level
 
 
@@ -89,9 +89,10 @@ def in_loops(model: nn.Module, text: Text) -> tuple[list[bool], dict[int, list[f
     return keys, nats
 
 
-@pytest.mark.parametrize("back", [10**6, 50])
-def test_key_tokens_are_those_of_loops(back: int, text: Text) -> None:
-    model = Induction(back)
+@pytest.mark.parametrize(("back", "logit"), [(10**6, 8.0), (50, 8.0), (10**6, 4.0)])
+def test_key_tokens_are_those_of_loops(back: int, logit: float, text: Text) -> None:
+    """A logit of 4 is -1.7 nats, or -2.5 bits."""
+    model = Induction(back, logit)
     found = measure_key_tokens(model, text, LENGTHS, short=SHORT, reference=REFERENCE)
     keys, nats = in_loops(model, text)
     assert (found.count, found.tokens) == (sum(keys), len(keys))
