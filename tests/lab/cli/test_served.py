@@ -69,6 +69,10 @@ def refused(tmp_path: Path, *given: object) -> str:
         (("--endpoint", "https://a:80000/v1", "--model", "m"), "got a port that is none."),
         (("--endpoint", f"http://u:{SECRET}@a/v1", "--model", "m"), "got one with a user, a query"),
         (("--endpoint", "http://a/v1", "--model", "m", "--dtype", "float32"), "--dtype: expected"),
+        (
+            ("--endpoint", "http://a/v1", "--model", "m", "--short-context", "64"),
+            "--short-context: expected none",
+        ),
         (("--endpoint", "http://a/v1", "--model", "m", "--timeout", "0"), "--timeout: expected"),
         (("--endpoint", "http://a/v1", "--model", "m", "--concurrency", "0"), "--concurrency: exp"),
         (("--endpoint", "http://127.0.0.1:9/v1", "--model", "m"), "expected a server that answers"),

@@ -32,7 +32,7 @@ LONGEST_PAUSE = 300.0
 """Seconds that a server may ask for before a further try."""
 
 MOST_BYTES = 1 << 28
-"""Of an answer: log-probabilities of a long prompt take some hundred bytes a token."""
+"""Size of an answer, at most: log-probabilities of a prompt take some hundred bytes a token."""
 
 QUOTED = 300
 """Characters of an answer that are quoted, at most."""
@@ -276,7 +276,7 @@ def _parsed(url: str) -> SplitResult:
 
 
 def _message(content: bytes) -> str:
-    """What an error says: OpenAI's ``error.message``, or others' ``message`` or ``detail``."""
+    """The words of an error: OpenAI's ``error.message``, or others' ``message`` or ``detail``."""
     text = content.decode(errors="replace")
     try:
         answer = json.loads(text)

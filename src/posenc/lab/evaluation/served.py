@@ -28,7 +28,7 @@ from posenc.lab.evaluation.texts import Encode, Text, TokenizerFile, read_ids, r
 from posenc.lab.training.machine import versions
 from posenc.lab.training.stopping import Deadline
 
-LOCAL = ("images", "device", "dtype", "memory")
+LOCAL = ("images", "device", "dtype", "memory", "short_context")
 """Settings that a served model does not have."""
 
 LIMITS = ("max_model_len", "context_length", "n_ctx_train")
@@ -171,7 +171,7 @@ class ServedExaminer:
         return self.overhead + self._count(self._prompt(question)) + most
 
     def _prompt(self, question: Question) -> str:
-        """What is sent."""
+        """The text that is sent."""
         if self.style == "chat":
             return question.head + question.tail
         answers = len(question.answers) if self.style == "base" else 0

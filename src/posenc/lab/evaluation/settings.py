@@ -134,7 +134,7 @@ class EvaluationSettings(MeasuringSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedSettings:
-    """Where a model is served, and how it is asked.
+    """Settings of a served model: its address, and how it is asked.
 
     Args:
         endpoint: base of the paths of OpenAI's protocol; None: a checkpoint is measured.
