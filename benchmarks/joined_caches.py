@@ -48,7 +48,7 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--what", nargs="+", choices=MEASURED, default=[*MEASURED])
-    parser.add_argument("--texts", type=int, default=10)
+    parser.add_argument("--texts", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()

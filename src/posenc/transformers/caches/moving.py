@@ -45,8 +45,9 @@ def moved(model: nn.Module, cache: Cache, *, by: int, in_place: bool = False) ->
 
     A pair of features of frequency θ, as a complex number k, becomes k · exp(i · by · θ): angles
     are computed in float64, products in float32 or better, and keys rounded once. All layers are
-    then those of a pass at ``position_ids + by``, as rotary attention sees differences alone. The
-    length of the cache stays; later passes need the ``position_ids`` that follow.
+    then those of a pass at ``position_ids + by``, as rotary attention sees differences alone; of
+    models whose queries grow with their position (Llama 4, Dory) only the first. The length of the
+    cache stays; later passes need the ``position_ids`` that follow.
 
     The first call on a model reads its rotations from two passes of a few tokens: any scaling,
     pairing, share of a head and pattern of layers. Keys without positions (of ALiBi, T5 or layers
