@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help style types suite kernels test-sanitized demo demo-extend test test-anywhere fuzz-attention sweep-transformers sweep-doctor sweep-stretching fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-exhaustive test-versions test-transformers check docs site format pages bench real gpu-test gpu-bench wheel wheels test-wheel check-locks test-oldest-triton lock clean
+.PHONY: help style types suite kernels test-sanitized demo demo-extend test test-anywhere fuzz-attention sweep-transformers sweep-doctor sweep-stretching engines fuzz-triton fuzz-files fuzz-options fuzz-calls mutants test-exhaustive test-versions test-transformers check docs site format pages bench real gpu-test gpu-bench wheel wheels test-wheel check-locks test-oldest-triton lock clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -87,6 +87,9 @@ fuzz-files: $(VENV)/.installed-test ## damage files that posenc reads, in many w
 
 sweep-stretching: $(VENV)/.installed-test ## stretch every RoPE model type of transformers; none may be wrong
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.transformers.stretching.sweep
+
+engines: $(VENV)/.installed-test ## hold the rules of other engines to these engines, each in an environment of its own; an hour
+	OMP_NUM_THREADS=2 $(BIN)/python -m benchmarks.engine_rules
 
 check: style types ## format, lint and types
 

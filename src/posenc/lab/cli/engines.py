@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -56,13 +57,22 @@ def engines(
     if json:
         print_json([_described(engine) for engine in ENGINES.values()])
         return
-    table = new_table("engine", "option", "read", "rules from", wrapped=("rules from",))
+    heads = ("engine", "option", "read", "run with", "rules from")
+    table = new_table(*heads, wrapped=("rules from",))
     for column in table.columns:
         column.justify = "left"
+    from posenc.transformers.engines.runs import run_of
+
     for engine in ENGINES.values():
-        table.add_row(engine.name, engine.option, engine.read, engine.source)
+        run = run_of(engine)
+        ran = "—" if run is None else f"{run.release}, {run.date}"
+        table.add_row(engine.name, engine.option, engine.read, ran, engine.source)
     OUT.print(table)
 
 
-def _described(engine: Engine) -> dict[str, str]:
-    return {name: getattr(engine, name) for name in ("name", "option", "source", "read")}
+def _described(engine: Engine) -> dict[str, Any]:
+    from posenc.transformers.engines.runs import run_of
+
+    run, names = run_of(engine), ("name", "option", "source", "read")
+    ran = {"run": None if run is None else asdict(run)}
+    return {name: getattr(engine, name) for name in names} | ran

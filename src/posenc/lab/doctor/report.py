@@ -184,8 +184,7 @@ def tables(diagnosis: Diagnosis, engines: Engines | None) -> Iterator[TableSecti
     """Facts, the rotations in engines, and costs."""
     yield facts_table(diagnosis, engines)
     if engines is not None and engines.served:
-        guide = f"By the rules of the engines, as read in {engines.served[0].read}; longest texts "
-        guide += "are those that they take unless told otherwise."
+        guide = f"{engines.origin()} Longest texts are those that they take unless told otherwise."
         yield _table("engines", "Engines", guide, *engines.table())
     if diagnosis.costs:
         yield _table("costs", "Costs of a layer", COST_GUIDE, COST_COLUMNS, _costs(diagnosis))

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from posenc.lab.reporting.numbers import counted
+from posenc.lab.reporting.numbers import counted, listed
 from posenc.transformers.checkpoints import Fields
 from posenc.transformers.doctor.advice import REFUSED
 from posenc.transformers.doctor.config_values import ROTATION, readable
@@ -264,10 +264,19 @@ class Engines:
         for one in self.served[1:]:
             if one.difference:
                 yield one.engine, difference_of(one)
+            if one.newer:
+                yield one.engine, f"{one.newer} is installed here, newer than its rules"
         if self.unlike and self.remedy is None:
             yield ALL, "no line of config.json makes more of them rotate as transformers does"
         if self.remedy is not None:
             yield from ((name, f"still {why}") for name, why in self.remedy.left.items())
+
+    def origin(self) -> str:
+        """When the rules were read and run, in a sentence."""
+        ran = [f"{one.engine} {one.run.release}" for one in self.served if one.run]
+        dates = [one.run.date for one in self.served if one.run]
+        run = f", and run with {listed(ran)} by {max(dates)}" if ran else ""
+        return f"By the rules of the engines, as read in {self.served[0].read}{run}."
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """``ENGINE_COLUMNS`` and a row for each rotation; the last one only if pairs differ."""

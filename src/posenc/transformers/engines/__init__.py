@@ -24,6 +24,7 @@ from posenc.transformers.engines.config import (
 from posenc.transformers.engines.llama_cpp import LLAMA_CPP, NAMES
 from posenc.transformers.engines.mlx_lm import MLX_LM, has_model
 from posenc.transformers.engines.rotation import EngineRotation, RopeParameters
+from posenc.transformers.engines.runs import Run, newer, run_of
 from posenc.transformers.engines.sglang import SGLANG
 from posenc.transformers.engines.transformers import TRANSFORMERS, Checked, check
 from posenc.transformers.engines.vectors import rotation_vectors, write_vectors
@@ -70,6 +71,8 @@ class Served:
         effect: of the difference on texts.
         agreement: mean cosine of the error of angles over the longest text; 1: none.
         source, read: files that its rules are from, and the month of reading.
+        run: that held the engine to its rules; None: none.
+        newer: release that is installed here, if it is newer than those of the rules; "": none.
     """
 
     engine: str
@@ -80,6 +83,8 @@ class Served:
     agreement: float = 1.0
     source: str = ""
     read: str = ""
+    run: Run | None = None
+    newer: str = ""
 
 
 def engine_named(option: str, *, also: tuple[str, ...] = ()) -> Engine:
@@ -145,6 +150,8 @@ def _served(engine: Engine, config: ModelConfig, difference: str, length: int, g
         difference=difference,
         source=engine.source,
         read=engine.read,
+        run=run_of(engine),
+        newer=newer(engine),
     )
     try:
         rotations = engine.rotations(config, goal)

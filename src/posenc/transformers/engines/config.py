@@ -231,8 +231,10 @@ class Engine:
     Args:
         name: as it is called.
         option: of ``posenc extend --for``.
-        source: files that the rules are from.
+        release: that the rules are from.
+        files: of it that state them.
         read: month in which they were read.
+        packages: that install it in Python, the first is looked for first.
         kinds: by ``rope_type``; others are unknown to it.
         ropes: parameters by layer type, as it reads them.
         longest: tokens of the longest text that it serves by default; None: no limit.
@@ -241,12 +243,19 @@ class Engine:
 
     name: str
     option: str
-    source: str
+    release: str
+    files: str
     read: str
+    packages: tuple[str, ...] = ()
     kinds: Mapping[str, Rule]
     ropes: Callable[[ModelConfig], Mapping[str, RopeParameters]] = ModelConfig.ropes
     longest: Callable[[ModelConfig], int | None]
     with_options: Callable[[ModelConfig], ModelConfig] = lambda config: config
+
+    @property
+    def source(self) -> str:
+        """Name, release and files."""
+        return f"{self.name} {self.release}, {self.files}"
 
     def rotations(self, config: ModelConfig, length: int) -> dict[str, EngineRotation]:
         """Rotations in a text of ``length`` tokens, by layer type; ``""`` stands for all layers.

@@ -250,7 +250,8 @@ def _with_gain(config: ModelConfig) -> ModelConfig:
 LLAMA_CPP = Engine(
     name="llama.cpp",
     option="llama.cpp",
-    source="llama.cpp 0c1e57098, conversion, src/llama-context.cpp, src/models, ggml's rope_yarn",
+    release="0c1e57098",
+    files="conversion, src/llama-context.cpp, src/models, ggml's rope_yarn",
     read="2026-11",
     kinds={
         **USUAL,

@@ -471,8 +471,10 @@ def _su_scaled(rope: RopeParameters, length: int) -> EngineRotation:
 MLX_LM = Engine(
     name="mlx-lm",
     option="mlx",
-    source="mlx-lm 0.32.2, utils.py, models/rope_utils.py and the files of the models",
+    release="0.32.2",
+    files="utils.py, models/rope_utils.py and the files of the models",
     read="2026-11",
+    packages=("mlx-lm",),
     kinds={
         "default": plain,
         "mrope": plain,

@@ -84,8 +84,10 @@ def _longest(config: ModelConfig) -> int | None:
 SGLANG = Engine(
     name="SGLang",
     option="sglang",
-    source="SGLang 0.5.23, srt/layers/rotary_embedding, srt/utils, models/step3p5.py",
+    release="0.5.23",
+    files="srt/layers/rotary_embedding, srt/utils, models/step3p5.py",
     read="2026-11",
+    packages=("sglang",),
     kinds={
         **USUAL,
         "dynamic": _dynamic,

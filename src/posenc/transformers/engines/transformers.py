@@ -63,8 +63,10 @@ def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
 TRANSFORMERS = Engine(
     name="transformers",
     option="transformers",
-    source="transformers 5.23, modeling_rope_utils.py, models/hunyuan_v1_dense and _moe",
+    release="5.23",
+    files="modeling_rope_utils.py, models/hunyuan_v1_dense and _moe",
     read="2026-11",
+    packages=("transformers",),
     kinds={
         **USUAL,
         "dynamic": RopeParameters.dynamic,

