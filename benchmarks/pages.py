@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks import evidence, kernels_static, tasks
 from benchmarks.attention.page import chosen, tables
+from benchmarks.engine_rules import page as engine_page
 from benchmarks.evidence import read
 from benchmarks.measuring import RESULTS, filled
 
@@ -44,6 +45,7 @@ def pages() -> dict[Path, str]:
         ROOT / "README.md": {"attention": short, "demo": evidence.text()},
         ROOT / "docs/results/language.md": {"demo": evidence.language()},
         ROOT / "docs/results/real.md": evidence.real(),
+        ROOT / "docs/results/engines.md": {"engines": engine_page.page()},
         ROOT / "docs/choose/index.md": evidence.choosing(),
         ROOT / "docs/guides/accelerate.md": {
             "families": evidence.families(),
