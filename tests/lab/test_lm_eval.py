@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from posenc.errors import UnknownNameError
+from posenc.errors import ArgumentError, UnknownNameError
 from posenc.lab.evaluation.extend import extend_checkpoint
 from posenc.transformers import stretch
 from posenc.transformers.acceleration.api import is_switched
@@ -128,3 +128,128 @@ def test_longer_texts_are_cut_at_the_new_length(folder: Path, task: dict[str, An
     """At the trained length times the factor."""
     found = measured(task, folder, method="rerope", factor=2)
     assert found != pytest.approx(direct(task, folder, "rerope", factor=2), abs=1e-3)
+
+
+def made(folder: Path, **options: Any) -> Any:
+    """The harness's model."""
+    from posenc.lab.lm_eval import PosencLM
+
+    return PosencLM(str(folder), **{"device": "cpu", "dtype": "float32"} | options)
+
+
+def requests(kind: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+    from lm_eval.api.instance import Instance
+
+    return [Instance(kind, {}, given, number) for number, given in enumerate(arguments)]
+
+
+CONTEXTS = [" ".join(WORDS[(5 * n + i * i) % 60] for i in range(n)) for n in (12, 30, 45, 20, 50)]
+"""Of other lengths, which batches pad."""
+
+
+def likelihoods(model: Any) -> list[float]:
+    """Log-probabilities of one and of three words after each context."""
+    asked = [(text, answer) for text in CONTEXTS for answer in (" w3", " w9 w4 w3")]
+    return [value for value, _ in model.loglikelihood(requests("loglikelihood", asked), True)]
+
+
+@pytest.mark.parametrize("method", [None, "yarn", "rerope", "dynamic_ntk", "longrope"])
+def test_log_probabilities_are_those_of_each_text_alone(method: str | None, folder: Path) -> None:
+    """In batches, too, whose shorter rows are padded."""
+    given = {"max_length": 64} if method is None else {"method": method, "factor": 4}
+    found = likelihoods(made(folder, batch_size=4, **given))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    if method is not None:
+        stretch(model, method, factor=4)
+    expected = []
+    for text in CONTEXTS:
+        for answer in (" w3", " w9 w4 w3"):
+            ids = tokenizer(text + answer, return_tensors="pt").input_ids
+            with torch.no_grad():
+                values = model(input_ids=ids[:, :-1]).logits[0].log_softmax(-1)
+            of_tokens = values.gather(1, ids[0, 1:, None])
+            expected.append(float(of_tokens[-len(answer.split()) :].sum()))
+    assert found == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_checkpoint_of_dynamic_frequencies_in_batches(folder: Path, tmp_path: Path) -> None:
+    """Of transformers' own, which the config alone says."""
+    extend_checkpoint(folder, tmp_path / "out", methods="dynamic_ntk", factor=4.0, report=False)
+    alone = likelihoods(made(tmp_path / "out", batch_size=1))
+    assert likelihoods(made(tmp_path / "out", batch_size=4)) == pytest.approx(alone, abs=1e-3)
+
+
+@pytest.mark.parametrize(("batch_size", "padded"), [(1, 0), (4, 40)])
+def test_logits_of_scored_tokens_alone(batch_size: int, padded: int, folder: Path) -> None:
+    model, shapes = made(folder, max_length=64, batch_size=batch_size), []
+    head = model.model.get_output_embeddings()
+    hook = head.register_forward_hook(lambda *call: shapes.append(call[2].shape[1]))
+    likelihoods(model)
+    assert max(shapes) <= 3 + padded
+    shapes.clear()
+    model.loglikelihood_rolling(requests("loglikelihood_rolling", [(CONTEXTS[0],)]), True)
+    assert shapes == [12]  # all are scored
+    hook.remove()
+
+
+GENERATED = {"max_gen_toks": 6, "do_sample": False, "temperature": 0.0}
+
+
+def answers(model: Any, until: list[str]) -> list[str]:
+    asked = [(text, {**GENERATED, "until": until}) for text in CONTEXTS]
+    found: list[str] = model.generate_until(requests("generate_until", asked), True)
+    return found
+
+
+@pytest.mark.parametrize("method", ["yarn", "rerope", "self_extend", "dynamic_ntk", "longrope"])
+def test_answers_in_batches_and_their_ends(method: str, folder: Path) -> None:
+    """A context keeps its last tokens, those that the answer leaves of the length."""
+    given = {"method": method, "factor": 4}
+    alone = answers(made(folder, **given), [])
+    batched = made(folder, batch_size=5, **given)
+    assert answers(batched, []) == alone
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    stretch(model, method, factor=4)
+    for text, answer in zip(CONTEXTS, alone, strict=True):
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        written = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)
+        assert answer == tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)
+    words = alone[2].split()
+    ended = answers(batched, [words[2]])
+    assert ended[2] == alone[2].partition(words[2])[0]
+    cut = made(folder, max_length=30, **given)
+    last = [" ".join(text.split()[-24:]) for text in CONTEXTS]
+    asked = [(text, {**GENERATED, "until": []}) for text in last]
+    assert answers(cut, []) == cut.generate_until(requests("generate_until", asked), True)
+
+
+@pytest.mark.parametrize(
+    ("given", "argument"),
+    [
+        ({"factor": 4}, "factor"),
+        ({"length": 64}, "length"),
+        ({"method": "yarn"}, "factor"),
+        ({"method": "yarn", "factor": 0.5}, "factor"),
+        ({"method": "yarn", "factor": "long"}, "factor"),
+        ({"method": "yarn", "factor": 2, "length": 0}, "length"),
+        ({"method": 1, "factor": 2}, "method"),
+        ({"method": "yarn@alpha=x", "factor": 2}, "alpha"),
+        ({"accelerate": "maybe"}, "accelerate"),
+        ({"max_length": 0}, "max_length"),
+        ({"max_length": "long"}, "max_length"),
+    ],
+)
+def test_wrong_arguments_of_the_model(given: dict[str, Any], argument: str, folder: Path) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        made(folder, **given)
+    assert caught.value.argument == argument
+
+
+def test_arguments_beside_those_that_the_checkpoint_says(folder: Path, tmp_path: Path) -> None:
+    extend_checkpoint(folder, tmp_path / "out", methods="rerope", factor=4.0, report=False)
+    for given in ({"method": "yarn", "factor": 2}, {"factor": 8}, {"length": 8}):
+        with pytest.raises(ArgumentError) as caught:
+            made(tmp_path / "out", **given)
+        assert caught.value.argument == next(iter(given))
