@@ -92,6 +92,8 @@ class Finder:
         limit: longest context that the server takes.
         chat, echo, counts: what the server gives: messages, log-probabilities of prompts, usage.
         shifted: the log-probabilities are those of the next token.
+        thought: tokens of a thought before each answer to a message.
+        apart: field of the thought; "": it stands in the text, "template": without its first mark.
         name: of the model.
         described: fields of its description.
     """
@@ -102,6 +104,8 @@ class Finder:
     echo: bool = False
     counts: bool = True
     shifted: bool = False
+    thought: int = 0
+    apart: str = ""
     name: str = "finder"
     described: dict[str, Any] = field(default_factory=dict)
 
@@ -121,7 +125,7 @@ class Finder:
         usage = {"usage": {"prompt_tokens": len(tokens)}} if self.counts else {}
         choice = self._echoed(tokens) if self.echo and body.get("echo") else self._written(tokens)
         if self.chat and path == "chat/completions":
-            choice = {"message": {"role": "assistant", "content": choice["text"]}}
+            choice = self._message(choice["text"], body["max_tokens"])
         return reply({"choices": [choice]} | usage)
 
     def _number(self, tokens: list[str]) -> str:
@@ -132,6 +136,21 @@ class Finder:
 
     def _written(self, tokens: list[str]) -> dict[str, Any]:
         return {"text": f" {self._number(tokens)}."}
+
+    def _message(self, text: str, most: int) -> dict[str, Any]:
+        """A message of so many tokens at most, the thought's among them."""
+        thought = [" hmm"] * self.thought
+        left = max(0, most - self.thought)
+        written = {"role": "assistant", "content": "".join(tokens_of(text)[:left])}
+        thinks = "".join(thought[:most])
+        if self.apart in ("", "template") and thought:
+            begin = "<think>" if not self.apart else ""
+            end = "</think>" if most > self.thought else ""
+            written["content"] = f"{begin}{thinks}{end}{written['content']}"
+        elif thought:
+            written |= {self.apart: thinks, "content": written["content"] or None}
+        cut = left < len(tokens_of(text))
+        return {"message": written, "finish_reason": "length" if cut else "stop"}
 
     def _echoed(self, tokens: list[str]) -> dict[str, Any]:
         """Every token after the question is the likeliest as far as the number is its own."""

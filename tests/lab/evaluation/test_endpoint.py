@@ -256,3 +256,48 @@ def test_a_model_that_is_not_served_is_told_from_a_path() -> None:
     assert error.argument == "endpoint"
     for odd in ({"data": 5}, {"data": [5]}, {}):
         assert refused(reply({}, 404), reply(odd)).status == 404
+
+
+class TestLimits:
+    """Names of the largest number of new tokens."""
+
+    @staticmethod
+    def newer(path: str, body: dict[str, Any]) -> Reply:
+        """A server that takes messages with ``max_completion_tokens`` alone."""
+        if "max_tokens" in body and "messages" in body:
+            words = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+            return reply({"error": {"message": words}}, 400)
+        return reply({"choices": [{"message": {"content": "b"}}]})
+
+    def test_the_newer_name_where_the_older_is_refused(self) -> None:
+        with serving(self.newer) as server:
+            endpoint = Endpoint(server.url, "m")
+            for most in (3, 4):
+                assert endpoint.chat("a", most)["choices"][0]["message"]["content"] == "b"
+            endpoint.complete("a", 5)
+        limits = [
+            {name: body[name] for name in body if name.startswith("max_")}
+            for _, body, _ in server.requests
+        ]
+        newer = "max_completion_tokens"
+        assert limits == [{"max_tokens": 3}, {newer: 3}, {newer: 4}, {"max_tokens": 5}]
+
+    @pytest.mark.parametrize("status", [400, 422])
+    def test_a_refusal_of_both_is_the_first(self, status: int) -> None:
+        """As of a context that is too long, whose words name the limit."""
+        first = reply({"error": {"message": "max_tokens is too large: 9"}}, status)
+        with serving(replying(first, reply({"detail": "other words"}, 400), GIVEN)) as server:
+            endpoint = Endpoint(server.url, "m")
+            with pytest.raises(EndpointError, match="too large: 9") as caught:
+                endpoint.chat("a", 9)
+            endpoint.chat("a", 2)
+        assert caught.value.status == status
+        assert server.requests[-1][1]["max_tokens"] == 2
+
+    def test_other_refusals_are_not_sent_again(self) -> None:
+        with serving(replying(reply({"detail": "no chat template"}, 400))) as server:
+            with pytest.raises(EndpointError):
+                Endpoint(server.url, "m").chat("a", 9)
+            with pytest.raises(EndpointError):
+                Endpoint(server.url, "m").complete("max_tokens", 9)
+        assert len(server.requests) == 2

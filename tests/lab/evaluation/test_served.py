@@ -17,11 +17,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from posenc.errors import ArgumentError, Interrupted
 from posenc.lab.evaluation.choosing import require_learned
 from posenc.lab.evaluation.endpoint import Endpoint, EndpointError
+from posenc.lab.evaluation.examiner import ServedExaminer, answer_text, likeliest, thinks
 from posenc.lab.evaluation.questions import Question
 from posenc.lab.evaluation.report import write_study
 from posenc.lab.evaluation.results import Study
 from posenc.lab.evaluation.scoring import ByProbability
-from posenc.lab.evaluation.served import ServedExaminer, evaluate_served, likeliest
+from posenc.lab.evaluation.served import evaluate_served
 from posenc.lab.evaluation.settings import EvaluationSettings, ServedSettings
 from posenc.lab.evaluation.summary import answer, headline
 from tests.support.serving import PATTERN, Finder, LoopbackServer, Reply, reply, serving, tokens_of
@@ -345,3 +346,88 @@ def test_every_token_that_an_answer_touches_counts() -> None:
 def test_log_probabilities_that_are_not_of_the_prompt(logprobs: object) -> None:
     """llama.cpp and transformers give none of it."""
     assert likeliest({"choices": [{"logprobs": logprobs}]}, ASKED) is None
+
+
+@pytest.mark.parametrize(
+    ("apart", "thinking"), [("reasoning_content", None), ("reasoning", None), ("", None)]
+)
+def test_a_model_that_thinks_is_given_the_tokens_for_it(
+    apart: str, thinking: int | None, text: Path
+) -> None:
+    """Its first answer shows a thought; one of 1,024 tokens stands in the context too."""
+    finder = Finder(9000, chat=True, thought=900, apart=apart)
+    with serving(finder) as server:
+        study = study_of(server, text, lengths=(1500, 3000), questions=8)
+        asked = [b for _, b, _ in server.requests if "Question:" in str(b.get("messages"))]
+    reading = study.findings[0].untuned
+    assert reading is not None
+    assert reading.right == {1500: 1.0, 3000: 1.0}
+    assert study.style == "chat"
+    for body in asked:
+        prompt = tokens_of(body["messages"][0]["content"])
+        assert len(prompt) + body["max_tokens"] <= 3000
+        assert body["max_tokens"] == 1 or body["max_tokens"] > 1024
+
+
+def test_a_thought_that_the_template_begins_needs_its_tokens_given(text: Path) -> None:
+    finder = Finder(9000, chat=True, thought=300, apart="template")
+    with serving(finder) as server:
+        alone = study_of(server, text, lengths=(1000,), questions=8)
+    assert alone.effective is None
+    assert "--thinking" in alone.gate
+    with serving(finder) as server:
+        endpoint = Endpoint(server.url, "finder", key="")
+        fields = {"tasks": TASK, "questions": 8, "trained_length": TRAINED, "lengths": (1000,)}
+        settings = EvaluationSettings(text=text, **fields)
+        study = evaluate_served(endpoint, settings, ServedSettings(concurrency=2, thinking=400))
+    reading = study.findings[0].untuned
+    assert reading is not None
+    assert reading.right == {1000: 1.0}
+
+
+def message(content: str | None, end: str = "stop", **fields: str) -> dict[str, Any]:
+    return {"choices": [{"message": {"content": content, **fields}, "finish_reason": end}]}
+
+
+@pytest.mark.parametrize(
+    ("given", "thinking", "expected"),
+    [
+        (message(" 42."), False, " 42."),
+        (message(" 42."), True, " 42."),
+        (message("<think>41? No.</think> 42."), False, " 42."),
+        (message("41? No.</think> 42."), False, " 42."),
+        (message("<think>a</think>41?<think>b</think> 42"), False, " 42"),
+        (message("\n<think>41? No", "length"), False, ""),
+        (message("41? No", "length"), True, ""),
+        (message("41? No", "length"), False, "41? No"),
+        (message("42 is", "length", reasoning_content="41?"), True, "42 is"),
+        (message(None, "length", reasoning="42"), True, ""),
+        ({"choices": [{}]}, True, ""),
+    ],
+)
+def test_answers_are_read_behind_the_thought(
+    given: dict[str, Any], thinking: bool, expected: str
+) -> None:
+    assert answer_text(given, thinking=thinking) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (message("Hello"), False),
+        (message("<"), False),
+        (message(""), False),
+        (message(None), False),
+        (message("<b>"), False),
+        (message("a <think> in the middle"), False),
+        (message("Hello", reasoning_content=""), False),
+        (message(None, reasoning_content="Okay"), True),
+        (message("", reasoning="Okay"), True),
+        (message("<think>"), True),
+        (message(" <think"), True),
+        (message("a</think>"), True),
+        ({"choices": [{"message": "a"}]}, False),
+    ],
+)
+def test_a_thought_is_told_from_an_answer(given: dict[str, Any], expected: bool) -> None:
+    assert thinks(given) is expected

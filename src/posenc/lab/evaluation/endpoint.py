@@ -34,6 +34,9 @@ LONGEST_PAUSE = 300.0
 MOST_BYTES = 1 << 28
 """Size of an answer, at most: log-probabilities of a prompt take some hundred bytes a token."""
 
+LIMIT, NEWER_LIMIT = "max_tokens", "max_completion_tokens"
+"""Names of the largest number of new tokens; some servers take messages by the newer alone."""
+
 QUOTED = 300
 """Characters of an answer that are quoted, at most."""
 
@@ -62,6 +65,7 @@ class Endpoint:
         url: base of the paths, ``http://localhost:8000/v1``.
         model: its name there.
         timeout: seconds without a byte after which a request has failed.
+        limits: the names of ``most`` that were tried for messages, the one in use last.
         key: sent as a bearer token; "": none.
         sleep: waits for so many seconds.
 
@@ -74,6 +78,7 @@ class Endpoint:
     timeout: float = 600.0
     key: str = field(default_factory=lambda: os.environ.get(KEY, ""), repr=False)
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
+    limits: list[str] = field(default_factory=lambda: [LIMIT], init=False, repr=False)
 
     def __post_init__(self) -> None:
         _parsed(self.url)
@@ -122,8 +127,19 @@ class Endpoint:
     def _choices(
         self, path: str, asked: Mapping[str, Any], most: int, tries: int | None
     ) -> dict[str, Any]:
-        body = {"model": self.model, **asked, "max_tokens": most, "temperature": 0}
-        answer = self.request("POST", path, body, tries=tries)
+        body = {"model": self.model, **asked, "temperature": 0}
+        limit = self.limits[-1] if "messages" in asked else LIMIT
+        try:
+            answer = self.request("POST", path, body | {limit: most}, tries=tries)
+        except EndpointError as refusal:
+            named = any(name in refusal.got for name in (LIMIT, NEWER_LIMIT))
+            if limit != LIMIT or "messages" not in asked or not named:
+                raise
+            try:
+                answer = self.request("POST", path, body | {NEWER_LIMIT: most}, tries=tries)
+            except EndpointError:
+                raise refusal from None
+            self.limits.append(NEWER_LIMIT)
         choices = answer.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             raise self._odd(path, "an answer without choices", answer)

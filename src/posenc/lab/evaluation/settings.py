@@ -142,6 +142,8 @@ class ServedSettings:
         tokenizer: folder with its ``tokenizer.json``; None: lengths are by the server's counts.
         concurrency: requests at a time.
         timeout: seconds without an answer after which a request has failed.
+        thinking: tokens that a chat model may think before its answer, counted in the context;
+            None: ``examiner.THOUGHT`` where the server's first answer shows a thought, else none.
 
     Raises:
         ArgumentError: for a value outside its domain.
@@ -165,6 +167,14 @@ class ServedSettings:
     timeout: Annotated[
         Rate, Option("Seconds without an answer after which a request has failed.", group=SERVED)
     ] = 600.0
+    thinking: Annotated[
+        Natural | None,
+        Option(
+            "Tokens that a chat model may think before its answer, counted in the context.",
+            "1024 where its first answer shows a thought",
+            SERVED,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         check_fields(self)
