@@ -19,6 +19,7 @@ from posenc.lab.evaluation.evaluate import evaluate
 from posenc.lab.evaluation.report import study_page, tables, write_study
 from posenc.lab.evaluation.results import Effective, Study
 from posenc.lab.evaluation.suites.key_tokens import (
+    _errors,
     is_key,
     longest_short,
     measure_key_tokens,
@@ -27,6 +28,7 @@ from posenc.lab.evaluation.suites.key_tokens import (
 from posenc.lab.evaluation.summary import answer
 from posenc.lab.evaluation.texts import Text, read_ids
 from posenc.lab.experiments.text_loss import Targets
+from posenc.lab.reporting.numbers import estimate
 from posenc.models import Decoder
 from tests.support.commands import refusal
 from tests.support.tiny_models import tiny_model
@@ -155,7 +157,45 @@ def test_a_context_serves_a_quarter_of_its_tokens_as_in_the_paper() -> None:
 def test_no_token_is_key_to_a_model_of_the_last_one(text: Text) -> None:
     found = measure_key_tokens(Induction(0), text, LENGTHS, short=SHORT, reference=REFERENCE)
     assert (found.count, found.loss) == (0, {})
+    assert (found.segments, found.loss_error) == (0, {})
+    assert found.every_error.keys() == found.every.keys()
     assert list(found.every) == list(LENGTHS)
+
+
+@pytest.mark.parametrize(("segments", "share"), [(12, 0.3), (60, 0.1)])
+def test_intervals_cover_the_mean(segments: int, share: float) -> None:
+    """Of tokens that are alike within a segment, and more often key where their loss is high.
+
+    The mean is that of a large sample; of 800 samples about 95 in 100 have it in their interval.
+    """
+    draw = torch.Generator().manual_seed(1)
+
+    def sample(count: int) -> tuple[Tensor, Tensor]:
+        level = torch.rand(count, 1, generator=draw)
+        values = 4 * level + torch.rand(count, 16, generator=draw)
+        return values, torch.rand(count, 16, generator=draw) < 2 * share * level
+
+    values, key = sample(200_000)
+    mean, every = float(values[key].mean()), float(values.mean())
+    covered = of_all = 0
+    for _ in range(800):
+        values, key = sample(segments)
+        found = float(values[key].mean())
+        covered += abs(found - mean) <= _errors({8: values}, key)[8]
+        whole = torch.ones_like(key)
+        of_all += abs(float(values.mean()) - every) <= _errors({8: values}, whole)[8]
+    assert 0.92 < covered / 800 < 0.98
+    assert 0.93 < of_all / 800 < 0.97
+
+
+def test_an_interval_over_equal_segments_is_the_students() -> None:
+    """With the same number of key tokens in each; segments without any do not count."""
+    values = torch.tensor([[1.0, 3.0, 9.0], [2.0, 4.0, 9.0], [5.0, 5.0, 9.0], [7.0, 7.0, 7.0]])
+    key = torch.tensor([[True, True, False]] * 3 + [[False] * 3])
+    expected = estimate([2.0, 3.0, 5.0])
+    assert expected is not None
+    assert _errors({8: values}, key) == {8: pytest.approx(expected.half_width)}
+    assert _errors({8: values}, key & (torch.arange(4) < 1).unsqueeze(1)) == {}
 
 
 def test_lengths_no_longer_than_the_short_context_are_left_out(text: Text) -> None:
@@ -177,6 +217,18 @@ def test_evaluate_measures_them_beside_the_mean(text: Text, tmp_path: Path) -> N
     )
     (table,) = (table for table in tables(study) if table.key == "key-tokens")
     key, perplexity, every = ([cell.value for cell in row[1:]] for row in table.rows)
+    found = study.key_tokens
+    for row, values, errors in (
+        (table.rows[0], found.loss, found.loss_error),
+        (table.rows[2], found.every, found.every_error),
+    ):
+        ends = ((values[n] - errors[n], values[n] + errors[n]) for n in LENGTHS)
+        assert [cell.small for cell in row[1:]] == [f"({a:.3f} to {b:.3f})" for a, b in ends]
+    ends = ((2 ** (found.loss[n] - found.loss_error[n]), n) for n in LENGTHS)
+    for cell, (low, n) in zip(table.rows[1][1:], ends, strict=True):
+        high = 2 ** (found.loss[n] + found.loss_error[n])
+        assert cell.small == f"({low:.3f} to {high:.3f})"
+    assert f"{found.segments} with key" in table.guide
     assert key == list(study.key_tokens.loss.values())
     assert perplexity == pytest.approx([2**bits for bits in study.key_tokens.loss.values()])
     assert every == list(study.key_tokens.every.values())
@@ -187,6 +239,11 @@ def test_evaluate_measures_them_beside_the_mean(text: Text, tmp_path: Path) -> N
     assert [float(row["value"]) for row in rows] == pytest.approx(key)
     assert [int(row["length"]) for row in rows] == list(LENGTHS)
     assert {int(row["count"]) for row in rows} == {study.key_tokens.count}
+    for row in rows:
+        error = found.loss_error[int(row["length"])]
+        value = found.loss[int(row["length"])]
+        assert float(row["low"]) == pytest.approx(value - error)
+        assert float(row["high"]) == pytest.approx(value + error)
 
 
 def test_without_the_option_nothing_is_measured(text: Text) -> None:

@@ -295,19 +295,37 @@ def _answers(study: Study) -> TableSection:
 def _key_tokens(measured: KeyTokens, study: Study) -> TableSection:
     """Loss and perplexity of key tokens and of all that were looked at, by length."""
 
-    def row(name: str, small: str, values: Mapping[int, float]) -> tuple[Cell, ...]:
-        known = [values.get(length) for length in measured.every]
-        cells = [Cell(text="—") if x is None else Cell(text=f"{x:.3f}", value=x) for x in known]
+    def row(
+        name: str, small: str, values: Mapping[int, float], errors: Mapping[int, float]
+    ) -> tuple[Cell, ...]:
+        """Means with their intervals."""
+        cells = [
+            Cell.of(Estimate(values[n], errors.get(n), measured.segments), ".3f")
+            if n in values
+            else Cell(text="—")
+            for n in measured.every
+        ]
         return Cell(text=name, small=small, value=name, kind="name"), *cells
 
-    perplexity = {length: 2**bits for length, bits in measured.loss.items()}
+    def perplexity(estimate: Estimate) -> Cell:
+        """That of the mean, and of the ends of its interval."""
+        mean, low, high = (2**bits for bits in (estimate.mean, estimate.low, estimate.high))
+        known = estimate.half_width is not None
+        small = f"({low:.3f} to {high:.3f})" if known else ""
+        return Cell(text=f"{mean:.3f}", small=small, value=mean)
+
+    estimates = measured.estimates()
+    perplexities = [
+        perplexity(estimates[n]) if n in estimates else Cell(text="—") for n in measured.every
+    ]
     unit, count = study.unit, f"{measured.count:,} of {measured.tokens:,}"
     return TableSection(
         key="key-tokens",
         title="Loss on key tokens",
         guide=f"Key: {count} {unit}s, whose log-probability rises by more than 2 nats to more than "
         f"-2 from a context of {measured.short} to one of {measured.reference} (LongPPL, Fang et "
-        "al. 2024).",
+        f"al. 2024). In parentheses: 95 % intervals over segments, {measured.segments} with key "
+        f"{unit}s.",
         columns=(
             TableColumn(name=f"{unit}s", text=True),
             *(
@@ -316,9 +334,12 @@ def _key_tokens(measured: KeyTokens, study: Study) -> TableSection:
             ),
         ),
         rows=(
-            row("key", f"bits per {unit}", measured.loss),
-            row("LongPPL", "perplexity of these", perplexity),
-            row("all", f"bits per {unit}", measured.every),
+            row("key", f"bits per {unit}", measured.loss, measured.loss_error),
+            (
+                Cell(text="LongPPL", small="perplexity of these", value="LongPPL", kind="name"),
+                *perplexities,
+            ),
+            row("all", f"bits per {unit}", measured.every, measured.every_error),
         ),
     )
 
@@ -372,9 +393,10 @@ def _values(study: Study) -> Iterator[MeasuredValue]:
             yield from _values_of(study, reading, {"model": study.checkpoint, "method": run})
     if study.key_tokens:
         facts: dict[str, Any] = {"model": study.checkpoint, "method": study.findings[0].key}
-        facts |= {"metric": "key_token_loss", "count": study.key_tokens.count}
-        for length, bits in study.key_tokens.loss.items():
-            yield MeasuredValue(length=length, value=bits, **facts)
+        facts |= {"metric": "key_token_loss"}
+        for length, over in study.key_tokens.estimates().items():
+            measured = MeasuredValue.of(over, length=length, **facts)
+            yield replace(measured, count=study.key_tokens.count)
 
 
 def _values_of(

@@ -11,6 +11,7 @@ from typing import Any
 from posenc.errors import CheckpointError
 from posenc.lab.codec import to_plain
 from posenc.lab.reporting.judge import Metric, Values
+from posenc.lab.reporting.numbers import Estimate
 
 TIMED = 0.2
 """Largest ``time_error`` of times that are compared."""
@@ -211,6 +212,9 @@ class KeyTokens:
         tokens: that were looked at.
         loss: length → bits per key token; empty if there is none.
         every: length → bits per token of all that were looked at.
+        segments: runs of tokens with key ones, over which the interval of ``loss`` is.
+        loss_error, every_error: length → half the 95 % interval of ``loss`` and ``every``; empty
+            for less than two segments.
     """
 
     short: int
@@ -219,6 +223,16 @@ class KeyTokens:
     tokens: int
     loss: Mapping[int, float]
     every: Mapping[int, float]
+    segments: int
+    loss_error: Mapping[int, float]
+    every_error: Mapping[int, float]
+
+    def estimates(self) -> dict[int, Estimate]:
+        """Length → bits per key token with their interval."""
+        return {
+            n: Estimate(bits, self.loss_error.get(n), self.segments)
+            for n, bits in self.loss.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -284,8 +284,8 @@ class _ServedMeasurement:
         name, first = self.endpoint.model, lengths[0]
         gate = (
             f"Nothing can be said of {name}: at {first} tokens it answers no task surely better "
-            "than by guessing. Is --style that of the model, and are the lengths its own? A model that "
-            "thinks needs --thinking TOKENS for it."
+            "than by guessing. Is --style that of the model, and are the lengths its own? A model "
+            "that thinks needs --thinking TOKENS for it."
         )
         return Study(
             checkpoint=name,

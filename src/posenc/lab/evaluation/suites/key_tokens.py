@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -13,6 +14,7 @@ from posenc.lab.evaluation.suites.next_token import BUDGET, FEWEST, MOST
 from posenc.lab.evaluation.suites.reading import accelerated
 from posenc.lab.evaluation.texts import Text
 from posenc.lab.experiments.text_loss import Targets, at_device
+from posenc.lab.reporting.numbers import estimate
 
 ALPHA, BETA = 2.0, -2.0
 """The paper's thresholds of gain and of log-probability, in nats."""
@@ -73,6 +75,7 @@ def measure_key_tokens(
         before = targets.each(run, ids, longest_short(short))
         bits = {n: targets.each(run, ids, n) for n in lengths if n > longest_short(short)}
     nats = math.log(2)
+    everything = torch.ones_like(before, dtype=torch.bool)
     key = is_key(-nats * bits[reference], -nats * before)
     return KeyTokens(
         short=short,
@@ -81,4 +84,31 @@ def measure_key_tokens(
         tokens=key.numel(),
         loss={n: float(each[key].mean()) for n, each in bits.items()} if key.any() else {},
         every={n: float(each.mean()) for n, each in bits.items()},
+        segments=int(key.any(1).sum()),
+        loss_error=_errors(bits, key),
+        every_error=_errors(bits, everything),
     )
+
+
+def _errors(
+    bits: Mapping[int, Float[Tensor, "W width"]], counted: Bool[Tensor, "W width"]
+) -> dict[int, float]:
+    """Half the 95 % interval of the mean of the counted tokens; empty for less than two segments.
+
+    Tokens of a segment share their context: the values are the segments', whose numbers of counted
+    tokens differ, so that the mean is a ratio of sums, linearised (Cochran 1977, section 6.3).
+    Segments without a counted token add nothing, and are not among those that are counted.
+    """
+    held = counted.any(1)
+    if held.sum() < 2:
+        return {}
+    sizes = counted[held].sum(1)
+    errors = {}
+    for length, values in bits.items():
+        chosen = torch.where(counted, values, 0.0)[held].double()
+        deviations = chosen.sum(1) - sizes * (chosen.sum() / sizes.sum())
+        over = estimate((deviations / sizes.double().mean()).tolist())
+        assert over is not None  # there are two segments at least
+        assert over.half_width is not None
+        errors[length] = over.half_width
+    return errors
