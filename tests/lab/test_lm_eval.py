@@ -95,13 +95,14 @@ def test_attention_by_posenc(method: str | None, switched: bool, folder: Path) -
 
     model = AutoModelForCausalLM.from_pretrained(folder)
     options = {"tokenizer": PreTrainedTokenizerFast.from_pretrained(folder)}
-    made = PosencLM(model, method=method, factor=4, accelerate=True, **options)
+    given = {} if method is None else {"method": method, "factor": 4}
+    made = PosencLM(model, **given, accelerate=True, **options)
     assert made.model is model
     assert is_switched(model) is switched
     ids = torch.arange(2, 50).unsqueeze(0)
     other = AutoModelForCausalLM.from_pretrained(folder)
     if method is not None:
-        stretch(other, method, factor=4)
+        stretch(other, **given)
     with torch.no_grad():
         assert torch.allclose(made._model_call(ids), other(ids).logits, atol=1e-3)
     assert made.max_length == (TRAINED if method is None else 4 * TRAINED)
