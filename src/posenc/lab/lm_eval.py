@@ -86,7 +86,7 @@ class PosencLM(HFLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[Tokens], *args: Any, **options: Any
     ) -> list[tuple[float, bool]]:
-        """As of ``HFLM``, which pads a batch's shorter rows without a mask.
+        """Log-probabilities by ``HFLM``, which pads a batch's shorter rows without a mask.
 
         Where frequencies depend on the length, rows of one length are batched, so that a
         log-probability does not depend on its batch.

@@ -308,7 +308,7 @@ def _key_tokens(measured: KeyTokens, study: Study) -> TableSection:
         return Cell(text=name, small=small, value=name, kind="name"), *cells
 
     def perplexity(estimate: Estimate) -> Cell:
-        """That of the mean, and of the ends of its interval."""
+        """Perplexity of a mean, and of the ends of its interval."""
         mean, low, high = (2**bits for bits in (estimate.mean, estimate.low, estimate.high))
         known = estimate.half_width is not None
         small = f"({low:.3f} to {high:.3f})" if known else ""
