@@ -174,11 +174,25 @@ def test_log_probabilities_are_those_of_each_text_alone(method: str | None, fold
     assert found == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_checkpoint_of_dynamic_frequencies_in_batches(folder: Path, tmp_path: Path) -> None:
-    """Of transformers' own, which the config alone says."""
-    extend_checkpoint(folder, tmp_path / "out", methods="dynamic_ntk", factor=4.0, report=False)
-    alone = likelihoods(made(tmp_path / "out", batch_size=1))
-    assert likelihoods(made(tmp_path / "out", batch_size=4)) == pytest.approx(alone, abs=1e-3)
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_log_probabilities_of_transformers_dynamic_frequencies(
+    batch_size: int, folder: Path
+) -> None:
+    """Those of the longest text so far, if the shortest is not read first."""
+
+    def loaded() -> Any:
+        rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+        model = AutoModelForCausalLM.from_pretrained(folder, rope_parameters=rope)
+        options = {"tokenizer": PreTrainedTokenizerFast.from_pretrained(folder), "max_length": 64}
+        return PosencLM(model, batch_size=batch_size, **options)
+
+    from posenc.lab.lm_eval import PosencLM
+
+    expected = []
+    for text in CONTEXTS:
+        asked = requests("loglikelihood", [(text, " w3"), (text, " w9 w4 w3")])
+        expected += [loaded().loglikelihood([each], True)[0][0] for each in asked]
+    assert likelihoods(loaded()) == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize(("batch_size", "padded"), [(1, 0), (4, 40)])

@@ -138,18 +138,19 @@ class Finder:
         return {"text": f" {self._number(tokens)}."}
 
     def _message(self, text: str, most: int) -> dict[str, Any]:
-        """A message of so many tokens at most, the thought's among them."""
-        thought = [" hmm"] * self.thought
-        left = max(0, most - self.thought)
-        written = {"role": "assistant", "content": "".join(tokens_of(text)[:left])}
+        """A message of so many tokens at most, the thought's and its marks' among them."""
+        inline = self.apart in ("", "template") and self.thought > 0
+        begin = "<think>" if inline and not self.apart else ""
+        end = "</think>" if inline else ""
+        thought = tokens_of(begin) + [" hmm"] * self.thought + tokens_of(end)
+        answer = tokens_of(text)[: max(0, most - len(thought))]
         thinks = "".join(thought[:most])
-        if self.apart in ("", "template") and thought:
-            begin = "<think>" if not self.apart else ""
-            end = "</think>" if most > self.thought else ""
-            written["content"] = f"{begin}{thinks}{end}{written['content']}"
+        written = {"role": "assistant", "content": "".join(answer)}
+        if inline:
+            written["content"] = thinks + written["content"]
         elif thought:
             written |= {self.apart: thinks, "content": written["content"] or None}
-        cut = left < len(tokens_of(text))
+        cut = len(answer) < len(tokens_of(text))
         return {"message": written, "finish_reason": "length" if cut else "stop"}
 
     def _echoed(self, tokens: list[str]) -> dict[str, Any]:

@@ -88,8 +88,9 @@ class PosencLM(HFLM):
     ) -> list[tuple[float, bool]]:
         """Log-probabilities by ``HFLM``, which pads a batch's shorter rows without a mask.
 
-        Where frequencies depend on the length, rows of one length are batched, so that a
-        log-probability does not depend on its batch.
+        Where frequencies depend on the length, rows of one length are batched, the shortest first,
+        as transformers keeps the frequencies of the longest text so far: a log-probability then
+        depends on its text alone.
         """
         lengths = [
             min(len(context) + len(continuation) - 1, self.max_length)
@@ -99,7 +100,7 @@ class PosencLM(HFLM):
         for number, length in enumerate(lengths):
             groups[length if self._varies else 0].append(number)
         answers: dict[int, tuple[float, bool]] = {}
-        for numbers in groups.values():
+        for _, numbers in sorted(groups.items()):
             grouped = [requests[number] for number in numbers]
             scored = max(len(continuation) for _, _, continuation in grouped)
             self._spread = scored, min(lengths[number] for number in numbers)

@@ -26,6 +26,9 @@ COUNTING = "1 2 3 4 5 6 7 8 9 10 11 12"
 PREFACE = 16
 """Tokens that a chat model may write before its answer, beside the words of the question."""
 
+FIRST = 8
+"""Tokens of the first answer, among them those of ``THINK``."""
+
 THOUGHT = 1024
 """Tokens that a chat model that thinks may think before its answer, by default."""
 
@@ -80,7 +83,7 @@ class ServedExaminer:
         bare = tokenizer is not None and tokenizer.chat is None
         if style == "chat" or (style == "auto" and not bare):
             try:
-                return "chat", self.endpoint.chat("a", 1, tries=1 if style == "auto" else None)
+                return "chat", self.endpoint.chat("a", FIRST, tries=1 if style == "auto" else None)
             except EndpointError as error:
                 if style == "chat" or error.status not in REFUSED:
                     raise
@@ -177,9 +180,9 @@ def written_share(text: str, question: Question) -> float:
 def thinks(answer: Mapping[str, Any]) -> bool:
     """True if a message shows a thought, in a field of its own or at the start of its text."""
     message = _message(answer)
-    text = _text(message.get("content")).lstrip()
-    begun = text.startswith(THINK) or (text != "" and THINK.startswith(text) and text != "<")
-    return begun or THOUGHT_END in text or any(_text(message.get(name)) for name in THOUGHTS)
+    text = _text(message.get("content"))
+    begun = text.lstrip().startswith(THINK) or THOUGHT_END in text
+    return begun or any(_text(message.get(name)) for name in THOUGHTS)
 
 
 def answer_text(answer: Mapping[str, Any], *, thinking: bool = False) -> str:
