@@ -75,6 +75,7 @@ def refused(tmp_path: Path, *given: object) -> str:
         ),
         (("--endpoint", "http://a/v1", "--model", "m", "--timeout", "0"), "--timeout: expected"),
         (("--endpoint", "http://a/v1", "--model", "m", "--concurrency", "0"), "--concurrency: exp"),
+        (("--endpoint", "http://a/v1", "--model", "m", "--thinking", "-1"), "--thinking: exp"),
         (("--endpoint", "http://127.0.0.1:9/v1", "--model", "m"), "expected a server that answers"),
     ],
 )
