@@ -10,12 +10,14 @@ if TYPE_CHECKING:
     from posenc.transformers.acceleration import accelerate
     from posenc.transformers.caches import joined, moved
     from posenc.transformers.doctor.diagnosis import diagnose
+    from posenc.transformers.served import check_served
     from posenc.transformers.stretching import restore, stretch
 
-__all__ = ["accelerate", "diagnose", "joined", "moved", "restore", "stretch"]
+__all__ = ["accelerate", "check_served", "diagnose", "joined", "moved", "restore", "stretch"]
 
 _MODULES = {
     "accelerate": "posenc.transformers.acceleration",
+    "check_served": "posenc.transformers.served",
     "diagnose": "posenc.transformers.doctor.diagnosis",
     "joined": "posenc.transformers.caches",
     "moved": "posenc.transformers.caches",

@@ -156,7 +156,7 @@ def _served(engine: Engine, config: ModelConfig, difference: str, length: int, g
     try:
         rotations = engine.rotations(config, goal)
     except NotServedError as error:
-        return replace(one, longest=None, difference=_reason(error), agreement=0.0)
+        return replace(one, longest=None, difference=reason_of(error), agreement=0.0)
     try:
         right = TRANSFORMERS.rotations(config, goal)
     except NotServedError:
@@ -172,7 +172,8 @@ def differs(difference: str) -> bool:
     return bool(difference) and not difference.startswith(NOT_COMPARED)
 
 
-def _reason(error: NotServedError) -> str:
+def reason_of(error: NotServedError) -> str:
+    """A sentence without its subject: an engine that does not start, or is not compared."""
     return f"{NOT_COMPARED if isinstance(error, UnreadError) else 'does not start'}: {error}"
 
 
@@ -204,7 +205,7 @@ def _difference(
     try:
         served = [engine.rotations(config, n) for n in _lengths(length)]
     except NotServedError as error:
-        return _reason(error)
+        return reason_of(error)
     for kind in right[0]:
         rotated, expected = ([at[kind] for at in rotations] for rotations in (served, right))
         plain = config.ropes()[kind].plain()

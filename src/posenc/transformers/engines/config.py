@@ -45,12 +45,14 @@ class ModelConfig:
         completed: the same with transformers' defaults; as written without transformers.
         nested: the part's name in ``config.json``; "" if it is all of it.
         root: all of ``config.json`` as it is written.
+        served: tokens of the longest text that a server takes; None: as the config says.
     """
 
     written: Fields
     completed: Fields
     nested: str = ""
     root: Fields = field(default_factory=dict)
+    served: int | None = None
 
     @classmethod
     def of(cls, fields: Fields) -> ModelConfig:
@@ -118,6 +120,7 @@ class ModelConfig:
             trained=trained,
             longest=longest,
             head=head,
+            served=self.served,
         )
 
 
@@ -263,8 +266,12 @@ class Engine:
         Raises:
             NotServedError: if the engine does not start.
         """
+        return self.rotate(self.ropes(config), length)
+
+    def rotate(self, ropes: Mapping[str, RopeParameters], length: int) -> dict[str, EngineRotation]:
+        """Rotations by parameters as the engine reads them; as ``rotations``."""
         rotations = {}
-        for layer_type, rope in self.ropes(config).items():
+        for layer_type, rope in ropes.items():
             if rope.kind not in self.kinds:
                 raise NotServedError(f"it knows no rope_type {rope.kind!r}")
             try:

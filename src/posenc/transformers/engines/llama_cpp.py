@@ -20,6 +20,7 @@ from posenc.transformers.engines.rotation import (
     USUAL,
     EngineRotation,
     RopeParameters,
+    Rule,
     ntk_alpha,
 )
 from posenc.transformers.engines.transformers import TRANSFORMERS
@@ -82,6 +83,9 @@ KEY = "gguf_attn_factor"
 The loader of every model reads it, its converter writes it for LongRoPE alone, and
 ``--override-kv`` of the server sets it; YaRN's usual gain is multiplied by it.
 """
+
+TENSOR = "tensor"
+"""Scaling of a file with factors of its own, such as those that llama3's is converted to."""
 
 DEFAULT_LENGTH = 8192
 """The trained length of llama3 where it finds none."""
@@ -150,9 +154,25 @@ def _yarn(rope: RopeParameters, length: int) -> EngineRotation:
     return rope.yarn(gain * rope.number(KEY, 1.0), truncate=True)
 
 
+def _tensor(rope: RopeParameters, length: int) -> EngineRotation:
+    """Frequencies divided by the factors of a file."""
+    pairs = zip(rope.frequencies(), rope.parameters["factors"], strict=True)
+    return EngineRotation(tuple(theta / by / rope.number("factor", 1.0) for theta, by in pairs))
+
+
+def _with_key(rule: Rule) -> Rule:
+    """A rule with the gain of ``KEY``."""
+
+    def scaled(rope: RopeParameters, length: int) -> EngineRotation:
+        rotation = rule(rope, length)
+        return replace(rotation, gain=rotation.gain * rope.number(KEY, 1.0))
+
+    return scaled
+
+
 def _longrope(rope: RopeParameters, length: int) -> EngineRotation:
     """One of the sides for all texts, by the context that is served: all of it by default."""
-    return rope.longrope(rope.side(max(length, rope.longest)), rope.length_gain())
+    return rope.longrope(rope.side_of_all(length), rope.number(KEY, rope.length_gain()))
 
 
 def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
@@ -254,8 +274,9 @@ LLAMA_CPP = Engine(
     files="conversion, src/llama-context.cpp, src/models, ggml's rope_yarn",
     read="2026-11",
     kinds={
-        **USUAL,
+        **{kind: _with_key(rule) for kind, rule in USUAL.items()},
         ALPHA: ntk_alpha,
+        TENSOR: _with_key(_tensor),
         "longrope": _longrope,
         "proportional": lambda rope, length: rope.proportional(1.0),
         "yarn": _yarn,

@@ -76,6 +76,7 @@ class RopeParameters:
         trained: the trained length; None where it finds none.
         longest: ``max_position_embeddings``.
         head: features of a head.
+        served: tokens of the longest text that a server takes; None: ``longest``.
     """
 
     base: float
@@ -84,6 +85,7 @@ class RopeParameters:
     trained: int | None
     longest: int
     head: int
+    served: int | None = None
 
     @property
     def kind(self) -> str:
@@ -166,6 +168,10 @@ class RopeParameters:
     def side(self, length: int) -> Literal["long", "short"]:
         """LongRoPE's factors for a text of so many tokens."""
         return "long" if length > self.length else "short"
+
+    def side_of_all(self, length: int) -> Literal["long", "short"]:
+        """LongRoPE's factors where those of the longest text that is served are for all texts."""
+        return self.side(max(length, self.served or self.longest))
 
 
 Rule = Callable[[RopeParameters, int], EngineRotation]

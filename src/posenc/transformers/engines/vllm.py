@@ -138,7 +138,7 @@ def _dynamic(rope: RopeParameters, length: int) -> EngineRotation:
 
 def _longrope(rope: RopeParameters, length: int) -> EngineRotation:
     """One of the sides for all texts, by the longest that is served."""
-    side = rope.side(max(length, rope.longest))
+    side = rope.side_of_all(length)
     return rope.longrope(side, rope.number(f"{side}_mscale", rope.length_gain()))
 
 
