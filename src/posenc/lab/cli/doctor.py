@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from posenc.transformers.doctor.leaks import Leaks
     from posenc.transformers.doctor.packed import PackedBatch
     from posenc.transformers.engines import Checked
+    from posenc.transformers.served import CheckedServer
 
 
 def doctor(
@@ -61,6 +62,15 @@ def doctor(
             show_default="none",
         ),
     ] = None,
+    against: Annotated[
+        str | None,
+        Parameter(
+            help="With --live: what a server is started with (its command line, or a file with it; "
+            "JSON of engine arguments; config.json, a folder, or GGUF), or its address; say if "
+            "it computes the same rotation.",
+            show_default="none",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, Parameter(help="Output folder for a report.", show_default="none")
     ] = None,
@@ -82,6 +92,8 @@ def doctor(
         posenc doctor Qwen/Qwen3-8B@main --seconds 0 --live
 
         posenc doctor llama-folder --seconds 0 --live --batch batch.json
+
+        posenc doctor trained --seconds 0 --live --against "vllm serve trained --max-model-len 64K"
     """
     domain = Annotated[float, Interval(0, remedy="0 measures nothing.")]
     seconds = check("--seconds", domain, seconds)
@@ -92,11 +104,14 @@ def doctor(
     from posenc.transformers.engines import check as check_loaded
 
     _require_engine(engine)
-    packed = None if batch is None else _packed(batch, live=live)
+    _require_live("--batch", batch, live=live)
+    _require_live("--against", against, live=live)
+    packed = None if batch is None else _packed(batch)
     if out is not None:
         require_unused(out)
     loaded = open_source(model) if live else None
     checked = () if loaded is None else check_loaded(loaded)
+    servers = () if against is None else _servers(loaded, against, engine)
     leaks = None if packed is None else _leaks(loaded, packed)
     diagnosis = diagnose(model, budget=seconds)
     engines = None if engine is None else Engines.of(model, engine)
@@ -108,6 +123,8 @@ def doctor(
         engine_values = {} if engines is None else engines.to_json()
         live_values: dict[str, Any] = {"live": [asdict(one) for one in checked]} if live else {}
         live_values |= {} if leaks is None else {"batch": asdict(leaks)}
+        if against is not None:
+            live_values["against"] = [asdict(one) | {"same": one.same} for one in servers]
         print_json(opened.to_json() | diagnosis.to_json() | engine_values | live_values)
         return
     print_line(f"{diagnosis.model_type or 'unknown'} model", style="bold")
@@ -118,6 +135,8 @@ def doctor(
             print_line(line, indent=2)
     if live:
         _print_checked(checked)
+    if servers:
+        _print_servers(servers)
     if leaks is not None:
         _print_leaks(leaks, batch)
     print_study(opened)
@@ -149,22 +168,49 @@ def _print_checked(checked: tuple[Checked, ...]) -> None:
         print_line("No rotary frequencies were found.", indent=2)
 
 
-def _packed(path: Path, *, live: bool) -> PackedBatch:
-    """The batch in a file.
+def _require_live(option: str, value: object, *, live: bool) -> None:
+    """Require --live beside an option that needs the loaded model.
 
     Raises:
-        ArgumentError: without --live; or as ``PackedBatch.read``.
+        ArgumentError: without it.
     """
+    if value is not None and not live:
+        remedy = "It is tried on the loaded model."
+        raise ArgumentError(option, expected="--live beside it", got="none", remedy=remedy)
+
+
+def _packed(path: Path) -> PackedBatch:
+    """The batch in a file; raises as ``PackedBatch.read``."""
     from posenc.transformers.doctor.packed import PackedBatch
 
-    if not live:
-        raise ArgumentError(
-            "--batch",
-            expected="--live beside it",
-            got="none",
-            remedy="Batches are run by the model.",
-        )
     return PackedBatch.read(path)
+
+
+def _servers(
+    model: PreTrainedModel | None, against: str, engine: str | None
+) -> tuple[CheckedServer, ...]:
+    from posenc.lab.doctor.served import is_address, launch_at
+    from posenc.lab.doctor.words import ALL
+    from posenc.transformers.served import check_served
+
+    assert model is not None
+    settings = launch_at(against) if is_address(against) else against
+    return check_served(model, settings, engine=None if engine == ALL else engine)
+
+
+def _print_servers(servers: tuple[CheckedServer, ...]) -> None:
+    OUT.print()
+    print_line("Against the server:", style="bold")
+    for one in servers:
+        longest = "" if one.longest is None else f", texts of up to {one.longest:,} tokens"
+        if one.same:
+            print_line(f"{one.engine}{longest}: computes the same.", indent=2)
+        for mismatch in one.mismatches:
+            print_line(f"{one.engine}: {mismatch}.", indent=2, style="yellow")
+        for name in one.unread:
+            print_line(f"{one.engine}: not read: {name}.", indent=2, style="dim")
+        if one.remedy:
+            _command(one.remedy)
 
 
 def _leaks(model: PreTrainedModel | None, packed: PackedBatch) -> Leaks:

@@ -205,7 +205,9 @@ def _of_layers(launch: Launch, trained: _Trained, several: bool) -> Iterator[Mis
     unlike_pairs = differing_pairs(one.frequencies, two.frequencies)
     if unlike_pairs:
         agreement = one.agreement(two, n)
-        effect = f"{unlike_pairs} pairs differ, angles at {n:,} tokens agree by {agreement:.2f} of 1"
+        effect = (
+            f"{unlike_pairs} pairs differ, angles at {n:,} tokens agree by {agreement:.2f} of 1"
+        )
         causes = list(_causes(rope, served, layers, effect))
         yield from causes
         if not causes:
@@ -271,9 +273,7 @@ def _remedy(
         _, fields_option, length_option = OVERRIDING[option]
         given = overrides(config, goal=goal)
         base = ModelConfig.of(config.root)
-        mended = Launch.of(
-            launch.engine, OVERRIDDEN[option](base, given), longest=goal
-        )
+        mended = Launch.of(launch.engine, OVERRIDDEN[option](base, given), longest=goal)
         if not any(_mismatches(mended, checked, config, longest)):
             text = shlex.quote(json.dumps(given))
             return f"{fields_option} {text} {length_option} {goal}"

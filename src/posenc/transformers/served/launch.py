@@ -33,7 +33,7 @@ NEED_TRAINED = ("yarn", "llama3", "longrope", "deepseek_yarn")
 """Scalings that vLLM does not start with unless their parameters have the trained length."""
 
 USUAL_BASE = 10000.0
-BASES = {name: 1e6 for name in ("qwen2", "qwen3", "exaone4", "exaone_moe")} | {
+BASES = dict.fromkeys(("qwen2", "qwen3", "exaone4", "exaone_moe"), 1e6) | {
     "ernie4_5_moe": 5e5,
     "falcon_h1": 1e11,
 }
@@ -194,9 +194,7 @@ def _of_part(config: ModelConfig, overrides: Fields) -> dict[str, Any]:
 def _with_values(config: ModelConfig, inner: Fields) -> ModelConfig:
     values = {k: v for k, v in inner.items() if k not in (*PARAMETERS, "rope_theta")}
     return replace(
-        config,
-        written={**config.written, **values},
-        completed={**config.completed, **values},
+        config, written={**config.written, **values}, completed={**config.completed, **values}
     )
 
 
@@ -232,8 +230,5 @@ def _with_parameters(config: ModelConfig, parameters: dict[str, Any]) -> ModelCo
     return replace(config, completed={**completed, "rope_parameters": parameters})
 
 
-OVERRIDDEN: Mapping[str, Override] = {
-    "vllm": overridden_by_vllm,
-    "sglang": overridden_by_sglang,
-}
+OVERRIDDEN: Mapping[str, Override] = {"vllm": overridden_by_vllm, "sglang": overridden_by_sglang}
 """Overrides of fields by the engine's option."""

@@ -67,6 +67,8 @@ def _override(text: str) -> tuple[str, Any]:
 
 def _with_keys(rope: RopeParameters, keys: Mapping[str, Any], base: Any) -> RopeParameters:
     given = {FILE_KEYS[key]: value for key, value in keys.items() if key in FILE_KEYS}
+    if given.get("rope_type") == "none":
+        given["rope_type"] = "default"
     longest = keys.get("context_length")
     trained = keys.get("rope.scaling.original_context_length")
     return replace(

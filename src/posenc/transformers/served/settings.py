@@ -20,7 +20,7 @@ from posenc.transformers.served.gguf import MAGIC, launch_of
 from posenc.transformers.served.launch import OVERRIDDEN, Launch
 from posenc.transformers.served.options import with_options
 
-ARGUMENT = "against"
+ARGUMENT = "settings"
 EXPECTED = "a server's command line, a JSON file of its settings, config.json, a folder or GGUF"
 
 OF_MODULE = {
@@ -156,6 +156,13 @@ def _of_dict(settings: Mapping[str, Any], model: str) -> list[Launch]:
     overrides = next((found[name] for name in OVERRIDES if name in found), None) or {}
     if isinstance(overrides, str):
         overrides = _json(overrides, next(name for name in OVERRIDES if name in found))
+    if not isinstance(overrides, Mapping):
+        raise ArgumentError(
+            ARGUMENT,
+            expected="a dict as hf_overrides",
+            got=type(overrides).__name__,
+            remedy="A function cannot be read: pass what it changes.",
+        )
     length = next((found[name] for name in LENGTHS if found.get(name) is not None), None)
     folder = next((str(found[name]) for name in MODELS if found.get(name)), model)
     removed = [name for name in ("rope_scaling", "rope_theta") if found.get(name)]
@@ -339,10 +346,7 @@ def _launch(
 
 
 def _of_llama(
-    engine: Engine,
-    model: str,
-    options: Mapping[str, list[str]],
-    converted: Mapping[str, str],
+    engine: Engine, model: str, options: Mapping[str, list[str]], converted: Mapping[str, str]
 ) -> Launch:
     folder = converted.get(model)
     if folder:
