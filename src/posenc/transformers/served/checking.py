@@ -183,7 +183,7 @@ def _of_layers(launch: Launch, trained: _Trained, several: bool) -> Iterator[Mis
     kind = trained.checked.layer_type
     layers = kind if several else ""
     served = launch.ropes.get(kind) or launch.ropes.get("") or next(iter(launch.ropes.values()))
-    own, rope = trained.checked.own, trained.rope
+    rope = trained.rope
     most = launch.longest or served.longest
     first = min(served.length, rope.length if rope else served.length)
     lengths = sorted({min(n, most) for n in (first, first + 1, most)})
