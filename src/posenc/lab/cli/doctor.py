@@ -93,7 +93,7 @@ def doctor(
 
         posenc doctor llama-folder --seconds 0 --live --batch batch.json
 
-        posenc doctor trained --seconds 0 --live --against "vllm serve trained --max-model-len 64K"
+        posenc doctor trained --seconds 0 --live --against "vllm serve trained"
     """
     domain = Annotated[float, Interval(0, remedy="0 measures nothing.")]
     seconds = check("--seconds", domain, seconds)
