@@ -73,7 +73,7 @@ def _present(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _told(endpoint: Endpoint, *paths: str) -> dict[str, Any]:
-    """What the first of some paths answers; empty if none does."""
+    """The answer of the first of some paths that gives one; empty if none does."""
     for path in paths:
         try:
             return endpoint.request("GET", path, tries=1)

@@ -1,4 +1,4 @@
-"""What a server is started with: a command line, settings of a trainer, a config or a GGUF file."""
+"""Settings that start a server: a command line, those of a trainer, a config or a GGUF file."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def _parts(words: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _engine(words: Sequence[str]) -> tuple[int, Engine | None]:
-    """Where the arguments of a server begin, and its engine."""
+    """The place at which arguments of a server begin, and its engine."""
     for place, word in enumerate(words):
         name, following = PurePath(word).name, words[place + 1] if place + 1 < len(words) else ""
         if name in SERVERS and following in ("serve", "vllm-serve"):
