@@ -50,7 +50,6 @@ SIZES: dict[str, Any] = {
     "head_dim": 64,
     "max_position_embeddings": TRAINED,
     "sliding_window": 4096,
-    "tie_word_embeddings": False,
     "bos_token_id": BOS,
     "eos_token_id": EOS,
     "pad_token_id": PAD,
@@ -75,16 +74,41 @@ LATENT = {
     "first_k_dense_replace": 2,
 }
 BOTH = {"layer_types": ["sliding_attention", "full_attention"]}
+FOUR = {"num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
+"""Layers with windows and without; programs that do not read which take every fourth as full."""
 
 OWN: dict[str, dict[str, Any]] = {
-    "apertus": {"rope_parameters": {"rope_type": "default", "rope_theta": 12e6}},
-    "deepseek_v2": LATENT,
-    "deepseek_v3": LATENT,
-    "falcon": {"head_dim": None, "multi_query": True, "alibi": False},
+    "apertus": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 12e6},
+        "mlp_bias": False,
+        "post_norm": False,
+        "qk_norm": True,
+    },
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "youtu"), LATENT),
+    "minicpm3": LATENT | {"tie_word_embeddings": False},
+    "glm4_moe_lite": LATENT | {"mlp_layer_types": ["dense", "dense"]},
+    "minimax_m2": {"rotary_dim": 64, "shared_intermediate_size": 0},
+    "nanochat": {"num_key_value_heads": 2},
+    "olmoe": {"num_key_value_heads": 2},
+    "phi": {"num_key_value_heads": 2, "intermediate_size": 512},
+    "falcon": {"head_dim": None, "num_kv_heads": 1, "multi_query": True, "alibi": False},
+    "glm": {"rms_norm_eps": 1e-5},
+    "gpt_neox": {"intermediate_size": 512},
     "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 15e4}},
-    **dict.fromkeys(("cohere2", "exaone4", "gemma2", "gemma3_text", "olmo3"), BOTH),
-    "laguna": BOTH,
-    "mellum": BOTH,
+    "gemma2": BOTH | {"query_pre_attn_scalar": 64},
+    "gemma3_text": {
+        "num_hidden_layers": 6,
+        "query_pre_attn_scalar": 64,
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    },
+    **dict.fromkeys(("mellum", "olmo3"), FOUR),
+    "afmoe": FOUR | {"mup_enabled": True},
+    "bitnet": {"tie_word_embeddings": True},
+    "cohere2": FOUR | {"rotary_pct": 1.0},
+    "exaone4": FOUR | {"sliding_window_pattern": "LLLG"},
+    "laguna": {"num_hidden_layers": 4, "layer_types": FOUR["layer_types"][::-1]},
+    "ernie4_5_moe": {"moe_num_shared_experts": 1},
+    "granitemoehybrid": {"layer_types": ["attention", "attention"]},
 }
 """Fields of families beside the sizes."""
 
@@ -168,14 +192,23 @@ def rotated_by(model: PreTrainedModel, rotations: Mapping[str, EngineRotation]) 
         setattr(module, frequencies.gain_name, rotation.gain)
         fixed = "default"  # not computed anew by length
         kinds = getattr(module, "rope_type", fixed)
+        _scale_logits(model, rotation.scale)
         module.rope_type = dict.fromkeys(kinds, fixed) if isinstance(kinds, Mapping) else fixed
     return True
+
+
+def _scale_logits(model: PreTrainedModel, scale: float) -> None:
+    for module in model.modules():
+        if scale != 1 and isinstance(getattr(module, "scaling", None), float):
+            module.scaling *= scale
 
 
 def small_model(family: str) -> PreTrainedModel:
     """A model with random weights, the same in every run."""
     torch.manual_seed(0)
-    fields = {**SIZES, **EXPERTS, **OWN.get(family, {})}
+    default = CONFIG_MAPPING[family]()
+    usual = {k: v for k, v in (SIZES | EXPERTS).items() if k == "head_dim" or hasattr(default, k)}
+    fields = usual | OWN.get(family, {})  # programs take a field that a model has not for its own
     config = CONFIG_MAPPING[family](**{k: v for k, v in fields.items() if v is not None})
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():

@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +41,7 @@ class Environment:
         families: that it has.
         index: a further package index, of builds for processors alone; "": none.
         excluded: requirements of the engine that running it does not need.
+        sources: pinned packages whose source distributions are unpacked, not built, in ``sources``.
         folder: of the environment.
     """
 
@@ -48,6 +51,7 @@ class Environment:
     families: tuple[str, ...]
     index: str = ""
     excluded: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     folder: Path = Path()
 
     @property
@@ -57,7 +61,7 @@ class Environment:
     def install(self) -> None:
         """Make it, unless it has these packages already."""
         stamp = self.folder / "installed.json"
-        wanted = json.dumps([self.packages, self.index, self.excluded])
+        wanted = json.dumps([self.packages, self.index, self.excluded, self.sources])
         if stamp.exists() and stamp.read_text() == wanted:
             return
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -71,7 +75,18 @@ class Environment:
             left_out.write_text("\n".join(self.excluded))
             command += ["--excludes", str(left_out)]
         subprocess.run([*command, *self.packages], check=True, env=_without_settings())
+        for source in self.sources:
+            self._unpack(source)
         stamp.write_text(wanted)
+
+    def _unpack(self, source: str) -> None:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        with tempfile.TemporaryDirectory() as work:
+            command += ["--no-binary", ":all:", "--dest", work, source]
+            subprocess.run(command, check=True, env=_without_settings())
+            [archive] = Path(work).iterdir()
+            with tarfile.open(archive) as file:
+                file.extractall(self.folder / "sources", filter="data")
 
     def release(self) -> str:
         """The engine's version."""
@@ -110,6 +125,7 @@ def environments(work: Path) -> dict[str, Environment]:
             families=tuple(table["families"]),
             index=table.get("index", ""),
             excluded=tuple(table.get("excluded", ())),
+            sources=tuple(table.get("sources", ())),
             folder=work / name,
         )
         for name, table in tables.items()
