@@ -20,6 +20,7 @@ BASE = {"rope_theta": 3e5}
 YARN = {"type": "yarn", "factor": 4.0, TRAINED: 2048}
 TELECHAT = YARN | {"type": "telechat3-yarn"}
 LINEAR = {"type": "linear", "factor": 2.0}
+EXAONE = {"num_layers": 2, "layer_norm_epsilon": 1e-5}
 LONG = {
     "type": "longrope",
     "short_factor": [1.0] * 64,
@@ -42,7 +43,7 @@ def rotations(fields: dict[str, Any]) -> dict[str, EngineRotation]:
         ("bailing_moe", BASE | {"rotary_dim": 64, "partial_rotary_factor": 0.25}, 64, 4.944e-06, 1),
         ("bailing_moe_linear", BASE | {"rotary_dim": 64}, 128, 4.059e-06, 1),
         ("bailing_hybrid", BASE | MLA | {"rope_scaling": YARN}, 64, 1.236e-06, 1.139),
-        ("exaone", BASE | {"rope_scaling": LINEAR}, 128, 2.03e-06, 1),
+        ("exaone", BASE | EXAONE | {"rope_scaling": LINEAR}, 128, 2.03e-06, 1),
         ("internlm2", BASE | {"rope_scaling": LINEAR}, 128, 2.03e-06, 1),
         ("iquestloopcoder", {"rope_scaling": YARN} | BASE, 128, 1.015e-06, 1.139),
         ("minicpm", BASE | {"rope_scaling": YARN}, 128, 1.015e-06, 1.139),
@@ -112,7 +113,7 @@ def test_parameters_by_layer_type(
 ) -> None:
     windows = {"rope_type": "default", "rope_theta": 1e4}
     every = {"full_attention": full | {"rope_theta": 5e5}, "sliding_attention": windows}
-    fields = {"model_type": family, "head_dim": 128, "rope_parameters": every}
+    fields = {"model_type": family, "head_dim": 128, "rope_parameters": every, "num_experts": 2}
     found = rotations(fields | {"layer_types": ["sliding_attention", "full_attention"]})
     assert found["sliding_attention"].frequencies[63] == pytest.approx(1e4 ** (-63 / 64))
     assert found["full_attention"].frequencies[-1] == pytest.approx(slowest, rel=1e-3)

@@ -232,7 +232,7 @@ def _between(
     if all(map(EngineRotation.like, served[1:], right[1:])):
         return AS_LONGER
     if not served[2].same_gain(right[2]):
-        return f"scales logits by {served[2].gain ** 2:.3g} instead of {right[2].gain ** 2:.3g}"
+        return f"scales logits by {served[2].logit_gain:.3g} instead of {right[2].logit_gain:.3g}"
     return OTHER
 
 

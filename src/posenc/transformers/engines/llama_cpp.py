@@ -21,7 +21,9 @@ from posenc.transformers.engines.rotation import (
     EngineRotation,
     RopeParameters,
     Rule,
+    linear,
     ntk_alpha,
+    without_mscale,
 )
 from posenc.transformers.engines.transformers import TRANSFORMERS
 
@@ -29,7 +31,8 @@ BARE = frozenset({"gpt_neox", "phi", "gemma", "gemma2", "minicpm3", "stablelm", 
 """Families of which neither base nor scaling is converted."""
 
 UNSCALED = frozenset(
-    {"cohere", "cohere2", "deepseek", "exaone_moe", "phi3", "phimoe", "bitnet", "nemotron-nas"}
+    {"cohere", "cohere2", "cohere2_moe", "deepseek", "exaone_moe", "phi3", "phimoe", "bitnet"}
+    | {"falcon_h1", "nemotron-nas"}
 )
 """Families of which YaRN and linear scaling are not converted."""
 
@@ -47,21 +50,21 @@ LLAMA3 = frozenset(
         "llama4_text",
         "granite_swa",
     }
-    | {"iquestcoder", "exaone", "exaone4", "exaone_moe", "step3p5"}
+    | {"iquestcoder", "internlm3", "exaone", "exaone4", "exaone_moe", "step3p5"}
 )
 """Families of which llama3's factors are converted."""
 
 NO_TENSOR = "its {} no tensor of llama3's factors in this model"
 NOT_LLAMA3 = {
     **dict.fromkeys(
-        ("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"),
+        ("afmoe", "granite", "granitemoe", "granitemoeshared", "granitemoehybrid"),
         NO_TENSOR.format("converter has"),
     ),
     "smollm3": NO_TENSOR.format("loader takes"),
 }
 """Families whose converter, or the program itself, fails with llama3 scaling, and how."""
 
-GLOBAL = frozenset({"olmo3"})
+GLOBAL = frozenset({"mellum", "olmo3"})
 """Families whose windows rotate by the base of the other layers."""
 
 LONG = frozenset({"phi3", "phimoe", "minicpm3"})
@@ -76,6 +79,9 @@ RAMPS = frozenset({"ministral3"})
 LOGARITHM = {"ministral3": 1.0, "mistral4": 1.0, "deepseek_v32": 1.0}
 """Families with a gain by ``mscale_all_dim``, and ``mscale``; with latent attention the two are
 taken as equal."""
+
+LATENT = frozenset({"deepseek2", "deepseek32", "glm-dsa"})
+"""Architectures with latent attention whose scale of all logits has YaRN's gain."""
 
 KEY = "gguf_attn_factor"
 """The value of ``rope.scaling.attn_factor``, a key of GGUF, among the parameters of a config.
@@ -146,12 +152,23 @@ NAMES = {
 """Architectures of GGUF by ``model_type``."""
 
 
+def _linear(rope: RopeParameters, length: int) -> EngineRotation:
+    """Linear scaling, with YaRN's usual scale of logits in models with latent attention."""
+    scale = rope.usual_gain() ** 2 if rope.parameters.get("latent") else 1.0
+    return replace(linear(rope, length), scale=scale)
+
+
 def _yarn(rope: RopeParameters, length: int) -> EngineRotation:
-    """YaRN without ``attention_factor``, with a ramp between integer pairs."""
+    """YaRN without ``attention_factor``, with a ramp between integer pairs.
+
+    Models with latent attention scale all logits by the gain once more.
+    """
     parameters = rope.parameters
     every = parameters.get("logarithm")
     gain = rope.usual_gain() if every is None else rope.quotient_gain(parameters["one"], every)
-    return rope.yarn(gain * rope.number(KEY, 1.0), truncate=True)
+    gain *= rope.number(KEY, 1.0)
+    rotation = rope.yarn(gain, truncate=True)
+    return replace(rotation, scale=gain**2) if parameters.get("latent") else rotation
 
 
 def _tensor(rope: RopeParameters, length: int) -> EngineRotation:
@@ -182,6 +199,8 @@ def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
 def _converted(config: ModelConfig, layer_type: str, rope: RopeParameters) -> RopeParameters:
     family, parameters = config.family, dict(rope.parameters)
     none = replace(rope, parameters={})
+    if config.completed.get("qk_rope_head_dim"):
+        none = replace(none, parameters=without_mscale(rope))
     if family in BARE:
         none = replace(none, base=10000.0)
     if family in YARN_ALONE and rope.kind != "yarn":
@@ -224,6 +243,8 @@ def _read(config: ModelConfig, parameters: dict[str, Any]) -> dict[str, Any]:
     if family not in RAMPS:
         parameters = {k: v for k, v in parameters.items() if not k.startswith("beta_")}
     latent = config.completed.get("qk_rope_head_dim")
+    if NAMES.get(family) in LATENT:
+        parameters["latent"] = True
     if every is not None and (latent or family in LOGARITHM):
         parameters |= {"logarithm": float(every), "one": LOGARITHM.get(family, float(every))}
     return parameters
@@ -256,6 +277,8 @@ def _with_gain(config: ModelConfig) -> ModelConfig:
     if rope is None or rope.kind != "yarn" or config.completed.get("qk_rope_head_dim"):
         return config
     try:
+        if _ropes(config)[""].kind != "yarn":  # the key scales logits of every model
+            return config
         gains = [
             engine.rotations(config, rope.length)[""].gain for engine in (TRANSFORMERS, LLAMA_CPP)
         ]
@@ -277,6 +300,7 @@ LLAMA_CPP = Engine(
         **{kind: _with_key(rule) for kind, rule in USUAL.items()},
         ALPHA: ntk_alpha,
         TENSOR: _with_key(_tensor),
+        "linear": _with_key(_linear),
         "longrope": _longrope,
         "proportional": lambda rope, length: rope.proportional(1.0),
         "yarn": _yarn,

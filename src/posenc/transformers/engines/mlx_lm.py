@@ -25,16 +25,15 @@ from posenc.transformers.engines.rotation import (
     llama3,
     ntk_alpha,
     plain,
+    without_mscale,
 )
 
 INSIDE = "rope_parameters.rope_theta"
 """Place of the base that transformers 5 writes; others are beside it."""
 
-ALL: frozenset[str] = frozenset({"every rope_type"})
-NONE: frozenset[str] = frozenset()
+ALL, NONE = frozenset({"every rope_type"}), frozenset[str]()
 LINEAR = frozenset({"linear"})
-
-SU, SU_SCALED = "su_scaled", "su_scaled by long_mscale"
+SU, SU_SCALED, SU_LATENT = "su_scaled", "su_scaled by long_mscale", "su_scaled of latent attention"
 """LongRoPE of files that have their own."""
 
 STEP = "step3p5"
@@ -106,7 +105,7 @@ FILES: dict[str, Reads] = {
     **_all("llama smollm3 seed_oss bitnet olmo2 olmoe afmoe mimo nanbeige", Reads(base=1e4)),
     **_all("deepseek_v3 deepseek_v32", Reads(base=1e4)),
     **_all("qwen2 minicpm glm4_moe_lite", Reads(base=1e6)),
-    **_all("apertus dots1 exaone granite granitemoe telechat3", Reads()),
+    **_all("apertus dots1 granite granitemoe telechat3", Reads()),
     **_all("longcat_flash longcat_flash_ngram bailing_hybrid", Reads()),
     **_all("exaone4 llama4", Reads(needs=("rope_scaling",))),
     "bailing_moe": Reads(widths=WIDTH, shares=PARTIAL),
@@ -114,6 +113,7 @@ FILES: dict[str, Reads] = {
     "bailing_moe_v3": Reads(base=6e6),
     "deepseek": Reads(base=1e4, kinds=LINEAR, keys=frozenset({"type"})),
     "deepseek_v2": Reads(base=1e4, named={"": "yarn"}, needs=("rope_scaling",)),
+    "exaone": Reads(needs=("num_layers", "layer_norm_epsilon")),
     "exaone_moe": Reads(base=1e6, bases=(INSIDE, "rope_theta")),
     "falcon_h1": Reads(base=1e11),
     "gemma3_text": Reads(base=1e6, windows="rope_local_base_freq", local=1e4),
@@ -123,7 +123,7 @@ FILES: dict[str, Reads] = {
     "internlm2": Reads(base=1e4, starts=DYNAMIC_TOO, keys=TYPED),
     "internlm3": Reads(base=1e4, starts=DYNAMIC_TOO, keys=frozenset({"factor", "rope_type"})),
     "iquestloopcoder": Reads(base=5e5),
-    "minicpm3": Reads(base=1e6, named={"": SU}, needs=("rope_scaling",)),
+    "minicpm3": Reads(base=1e6, named={"": SU_LATENT}, needs=("rope_scaling",)),
     "nemotron": Reads(base=1e4, starts=LINEAR, keys=TYPED, shares=PARTIAL, share=0.5),
     "nemotron-nas": Reads(base=5e5, keys=frozenset({"factor", "rope_type"})),
     "olmo3": Reads(windows="rope_theta"),
@@ -204,7 +204,7 @@ FILES: dict[str, Reads] = {
         },
     ),
     "laguna": Reads(base=1e4, by_layer=True, shares=PARTIAL),
-    "mellum": Reads(by_layer=True, named={"linear": "default"}),
+    "mellum": Reads(by_layer=True, named={"linear": "default"}, needs=("num_experts",)),
     "spark2_5": Reads(
         base=1e4,
         by_layer=True,
@@ -271,9 +271,8 @@ UNREAD = {
 }
 """Files without a rule here, and why."""
 
-
 YARNS = ("yarn", "deepseek_yarn", "telechat3-yarn")
-DEFAULT_LENGTHS = {"llama3": 8192, SU: 4096, SU_SCALED: 4096, **dict.fromkeys(YARNS, 4096)}
+DEFAULT_LENGTHS = dict.fromkeys((SU, SU_SCALED, SU_LATENT, *YARNS), 4096) | {"llama3": 8192}
 """Trained lengths where it finds none."""
 
 PARAMETERS, SHARE = "rope_parameters", "partial_rotary_factor"
@@ -310,9 +309,8 @@ def _file(config: ModelConfig) -> str:
 def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     name, standard, written = _file(config), config.ropes(), config.written
     if name == STEP:
-        return {
-            kind: _with_trained_length(rope) for kind, rope in _of_step(config, standard).items()
-        }
+        ropes = _of_step(config, standard)
+        return {kind: _with_trained_length(rope) for kind, rope in ropes.items()}
     reads = FILES[name]
     for needed in reads.needs:
         outer, _, name = needed.rpartition(".")
@@ -341,7 +339,12 @@ def _rope(
     if reads.windows and kind not in ("", FULL):
         base, parameters = float(_first_field(written, (reads.windows,), reads.local)), {}
     width: int = rope.width
-    if not config.completed.get("qk_rope_head_dim"):
+    if config.completed.get("qk_rope_head_dim"):
+        if parameters["rope_type"] == "longrope":
+            raise UnreadError("its LongRoPE pairs other features than this model does")
+        if parameters["rope_type"] == "default":
+            parameters = without_mscale(rope)
+    else:
         stated_width = next((written[name] for name in reads.widths if written.get(name)), None)
         width = stated_width or int(rope.head * _first_field(written, reads.shares, reads.share))
     if width % 2:
@@ -442,13 +445,10 @@ def _by_factor(rule: Rule) -> Rule:
     """A scaling whose factor is not derived from lengths."""
 
     def rotation(rope: RopeParameters, length: int) -> EngineRotation:
-        return rule(replace(rope, parameters={**rope.parameters, "factor": _factor(rope)}), length)
+        factor = float(rope.parameters["factor"])
+        return rule(replace(rope, parameters={**rope.parameters, "factor": factor}), length)
 
     return rotation
-
-
-def _factor(rope: RopeParameters) -> float:
-    return float(rope.parameters["factor"])
 
 
 def _longrope(rope: RopeParameters, length: int) -> EngineRotation:
@@ -459,9 +459,15 @@ def _longrope(rope: RopeParameters, length: int) -> EngineRotation:
 
 def _su(rope: RopeParameters, length: int) -> EngineRotation:
     usual: dict[str, Any] = {"long_factor": [1.0] * len(rope.frequencies())}
-    return replace(rope, parameters=usual | dict(rope.parameters)).longrope(
-        "long", rope.length_gain()
-    )
+    whole = replace(rope, parameters=usual | dict(rope.parameters))
+    return whole.longrope("long", rope.length_gain())
+
+
+def _su_latent(rope: RopeParameters, length: int) -> EngineRotation:
+    """LongRoPE without the scale of logits by ``mscale_all_dim``, which transformers has."""
+    every = rope.number("mscale_all_dim", 0.0)
+    scale = 1 / rope.usual_gain(every) ** 2 if every else 1.0
+    return replace(_su(rope, length), scale=scale)
 
 
 def _su_scaled(rope: RopeParameters, length: int) -> EngineRotation:
@@ -485,6 +491,7 @@ MLX_LM = Engine(
         "longrope": _longrope,
         SU: _su,
         SU_SCALED: _su_scaled,
+        SU_LATENT: _su_latent,
         "proportional": lambda rope, length: rope.proportional(rope.number("factor", 1.0)),
         **dict.fromkeys(YARNS, _by_factor(latent_yarn)),  # ``attention_factor`` is not read
     },

@@ -18,10 +18,12 @@ class EngineRotation:
     Args:
         frequencies: radians a token of each pair.
         gain: factor of rotated features.
+        scale: factor of logits of all features, beside that of the model in transformers.
     """
 
     frequencies: tuple[float, ...]
     gain: float = 1.0
+    scale: float = 1.0
 
     def like(self, other: EngineRotation) -> bool:
         """True if both rotate alike, up to the rounding of float32."""
@@ -30,8 +32,14 @@ class EngineRotation:
         pairs = zip(self.frequencies, other.frequencies, strict=True)
         return all(math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-20) for a, b in pairs)
 
+    @property
+    def logit_gain(self) -> float:
+        """Factor of logits of rotated features."""
+        return self.gain**2 * self.scale
+
     def same_gain(self, other: EngineRotation) -> bool:
-        return math.isclose(self.gain, other.gain, rel_tol=1e-4)
+        ours, others = (self.gain, self.scale), (other.gain, other.scale)
+        return all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(ours, others, strict=True))
 
     def agreement(self, other: EngineRotation, distance: int) -> float:
         """Mean cosine of the error of angles between two tokens, 1 if there is none.
@@ -187,9 +195,21 @@ def ntk_alpha(rope: RopeParameters, length: int) -> EngineRotation:
     return rope.ntk(float(rope.parameters["alpha"]))
 
 
+UNREAD = "unread_mscale_all_dim"
+"""``mscale_all_dim`` of a model with latent attention whose engine does not read it."""
+
+
+def without_mscale(rope: RopeParameters) -> dict[str, Any]:
+    """Parameters of no scaling, nor that of logits that transformers has by ``mscale_all_dim``."""
+    unread = {UNREAD: every} if (every := rope.parameters.get("mscale_all_dim")) else {}
+    return {"rope_type": "default", "factor": rope.factor} | unread
+
+
 def plain(rope: RopeParameters, length: int) -> EngineRotation:
     """No scaling."""
-    return rope.plain()
+    every = rope.number(UNREAD, 0.0)
+    scale = 1 / rope.usual_gain(every) ** 2 if every else 1.0
+    return EngineRotation(tuple(rope.frequencies()), scale=scale)
 
 
 def linear(rope: RopeParameters, length: int) -> EngineRotation:
