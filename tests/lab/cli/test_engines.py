@@ -51,7 +51,7 @@ def test_a_scaling_that_one_engine_ignores(tmp_path: Path) -> None:
     words = diagnosed(write(tmp_path, fields), "all")
     assert words.count(" as transformers ") == 3
     assert "ignores base and scaling: wrong from the first" in words
-    assert "In config.json: right in all" in words
+    assert "In config.json: right in more engines" in words
     assert '"rope_theta": 500000.0' in words
 
 
@@ -64,7 +64,7 @@ def test_the_same_as_json(tmp_path: Path) -> None:
     assert found["engines"][1]["source"].startswith("llama.cpp ")
     changes = found["right_in_all"]["changes"]
     assert changes["rope_parameters"]["mscale_all_dim"] == changes["rope_scaling"]["mscale"] == 1
-    assert set(found["right_in_all"]["left"]) == {"llama.cpp"}
+    assert {"llama.cpp", "CTranslate2"} <= set(found["right_in_all"]["left"])
 
 
 def test_longest_texts_and_differences_without_a_remedy(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_the_command_that_extends_it_is_for_the_engine(
 def test_an_unknown_engine_is_refused(tmp_path: Path, command: str, option: str) -> None:
     said = refusal(command, folder_of("Qwen3-8B", tmp_path), option, "ollama")
     assert f"{option}: expected a known name, got 'ollama'. Did you mean 'llama.cpp'" in said
-    assert said.endswith("llama.cpp, mlx, sglang, transformers, vllm.")
+    assert said.endswith("ctranslate2, llama.cpp, mlx, sglang, transformers, vllm.")
 
 
 def test_what_to_type(tmp_path: Path) -> None:

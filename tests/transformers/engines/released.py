@@ -13,6 +13,9 @@ from typing import Any
 
 TRAINED = "original_max_position_embeddings"
 
+USUAL = ("transformers", "vLLM", "SGLang", "llama.cpp", "mlx-lm")
+"""Engines of most families and scalings; those of few have tests of their own."""
+
 
 def _with_factors(fields: dict[str, Any]) -> dict[str, Any]:
     """The object of a config; a number of LongRoPE's factors becomes the factors."""

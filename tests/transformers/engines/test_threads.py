@@ -9,7 +9,7 @@ import pytest
 
 from posenc.transformers.doctor.config_findings import findings
 from posenc.transformers.engines import ENGINES, EngineRotation, ModelConfig, compare, right_in_all
-from tests.transformers.engines.released import RELEASED, TRAINED
+from tests.transformers.engines.released import RELEASED, TRAINED, USUAL
 
 pytest.importorskip("transformers")
 
@@ -24,7 +24,9 @@ def served(fields: dict[str, Any], engine: str) -> EngineRotation:
 
 
 def told(fields: dict[str, Any]) -> dict[str, str]:
-    return {one.engine: one.difference for one in compare(fields) if one.difference}
+    """Differences of ``USUAL`` engines."""
+    found = {one.engine: one.difference for one in compare(fields)}
+    return {engine: found[engine] for engine in USUAL if found[engine]}
 
 
 def qwen3(**scaling: Any) -> dict[str, Any]:
@@ -39,7 +41,7 @@ def test_transformers_38224_the_factor_counts_beside_the_trained_length() -> Non
     assert [f.field for f in findings(qwen3(factor=8.0), {}, None)] == ["max_position_embeddings"]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", USUAL)
 def test_megatron_6305_the_factor_is_not_lost(engine: str) -> None:
     assert served(qwen3(), engine).frequencies[-1] == pytest.approx(1e6 ** (-63 / 64) / 4)
 
@@ -48,7 +50,7 @@ def test_megatron_1418_the_ramp_is_of_the_trained_length() -> None:
     """Not of ``max_position_embeddings``, which is that of the extended model."""
     fields = RELEASED["DeepSeek-V3"]
     wrong = fields | {"rope_scaling": fields["rope_scaling"] | {TRAINED: 163840}}
-    for engine in ENGINES:
+    for engine in USUAL:
         assert not served(fields, engine).like(served(wrong, engine))
 
 
@@ -71,7 +73,7 @@ def test_vllm_48351_and_mlx_lm_1507_attention_factor(given: float) -> None:
     The converter of llama.cpp writes it as ``yarn_attn_factor``, which only Grok's graph reads.
     """
     usual = 0.1 * math.log(4) + 1
-    gains = {engine: served(qwen3(attention_factor=given), engine).gain for engine in ENGINES}
+    gains = {engine: served(qwen3(attention_factor=given), engine).gain for engine in USUAL}
     assert gains == pytest.approx(
         {"transformers": given, "vLLM": given, "SGLang": usual, "llama.cpp": usual, "mlx-lm": usual}
     )
@@ -81,7 +83,7 @@ def test_vllm_48351_and_mlx_lm_1507_attention_factor(given: float) -> None:
 def test_vllm_48623_and_sglang_22711_mscale_of_ministral() -> None:
     """Without it every gain is 1.2773, 27 % too large."""
     fields = RELEASED["Ministral-3-8B"]
-    assert {engine: served(fields, engine).gain for engine in ENGINES} == dict.fromkeys(ENGINES, 1)
+    assert {engine: served(fields, engine).gain for engine in USUAL} == dict.fromkeys(USUAL, 1)
     without = {k: v for k, v in fields["rope_parameters"].items() if not k.startswith("mscale")}
     lost = served(fields | {"rope_parameters": without}, "vLLM")
     assert lost.gain == pytest.approx(1.27726, 1e-5)
@@ -116,7 +118,8 @@ def test_soup_793_a_scaling_without_a_base_in_transformers_5() -> None:
     saved["rope_parameters"] = inside
     assert told(saved) == {"mlx-lm": "ignores base and scaling"}
     remedy = right_in_all(saved)
-    assert remedy.left == {}
+    assert not set(remedy.left) & set(USUAL)
+    assert remedy.left["CTranslate2"] == IGNORED
     assert remedy.changes["rope_theta"] == 500000.0
     assert told(saved | dict(remedy.changes)) == {}
 

@@ -47,7 +47,8 @@ def doctor(
     engine: Annotated[
         str | None,
         Parameter(
-            help="Compare with how an engine would rotate: vllm, sglang, llama.cpp, mlx or all.",
+            help="Compare with how an engine would rotate: vllm, sglang, llama.cpp, mlx, "
+            "ctranslate2 or all.",
             show_default="none",
         ),
     ] = None,

@@ -21,6 +21,7 @@ from posenc.transformers.engines.config import (
     UnreadError,
     is_known,
 )
+from posenc.transformers.engines.ctranslate2 import CTRANSLATE2
 from posenc.transformers.engines.llama_cpp import LLAMA_CPP, NAMES
 from posenc.transformers.engines.mlx_lm import MLX_LM, has_model
 from posenc.transformers.engines.rotation import EngineRotation, RopeParameters
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 ENGINES: dict[str, Engine] = {
-    engine.name: engine for engine in (TRANSFORMERS, VLLM, SGLANG, LLAMA_CPP, MLX_LM)
+    engine.name: engine for engine in (TRANSFORMERS, VLLM, SGLANG, LLAMA_CPP, MLX_LM, CTRANSLATE2)
 }
 """Engines by name, transformers first."""
 

@@ -86,6 +86,10 @@ def serving(
         return Serving(engine.name, command, keys=keys)
     if engine.option == "mlx":
         return Serving(engine.name, f"mlx_lm.server --model {folder}")
+    if engine.option == "ctranslate2":
+        converted = shlex.quote(f"{out}-ct2")
+        command = f"ct2-transformers-converter --model {folder} --output_dir {converted}"
+        return Serving(engine.name, command)
     return Serving(engine.name, f"transformers serve {folder}")
 
 
