@@ -81,7 +81,10 @@ def test_the_best_of_several_after_fine_tuning(base: Path, text: Path, tmp_path:
 def test_engines_that_serve_it_otherwise_are_named(base: Path, tmp_path: Path) -> None:
     told = printed_json(*extend(base, "dynamic_ntk"), "--no-report", "--out", tmp_path / "out")
     ignored, other = "ignores the scaling", "rotates by other frequencies"
-    assert told["engines"] == {"vLLM": ignored, "SGLang": other, "llama.cpp": ignored, "mlx-lm": ""}
+    expected = {"vLLM": ignored, "SGLang": other, "llama.cpp": ignored, "mlx-lm": ""}
+    assert {engine: told["engines"][engine] for engine in expected} == expected
+    refused = "does not start: its converter knows no dynamic scaling of this model"
+    assert told["engines"]["CTranslate2"] == refused
 
 
 def test_a_model_of_posenc_compare_is_stretched(text: Path, tmp_path: Path) -> None:
