@@ -2,7 +2,8 @@
 
 Weights are random and large enough that every rotation other than the right one changes logits by
 tenths or more. No window hides a token, every expert has its share of every token, so that logits
-depend on nothing that rounding could turn.
+depend on nothing that rounding could turn. Caps of logits are far above them and heads have the
+usual scale, so that programs that read neither differ by the rotation alone.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ SIZES: dict[str, Any] = {
     "head_dim": 64,
     "max_position_embeddings": TRAINED,
     "sliding_window": 4096,
+    "query_pre_attn_scalar": 64,
+    "attn_logit_softcapping": 1e4,
+    "final_logit_softcapping": 1e4,
     "bos_token_id": BOS,
     "eos_token_id": EOS,
     "pad_token_id": PAD,
