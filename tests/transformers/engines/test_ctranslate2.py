@@ -55,6 +55,7 @@ def usual(base: float, factor: float = 1.0, width: int = 64) -> list[float]:
         ("llama", BASE, 5e5, 1),
         ("llama", BASE | {"rope_scaling": LINEAR}, 5e5, 4),
         ("llama", BASE | {"rope_scaling": LLAMA3}, 5e5, 1),
+        ("llama", BASE | {"partial_rotary_factor": 0.5}, 5e5, 1),
         ("llama", {"rope_parameters": LINEAR | BASE | {"rope_type": "linear"}}, 5e5, 4),
         ("llama", {"rope_parameters": {"rope_type": "default"} | BASE}, 5e5, 1),
         ("mistral", BASE | {"rope_scaling": LINEAR}, 5e5, 4),

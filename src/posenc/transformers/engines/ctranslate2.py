@@ -63,13 +63,12 @@ def _converted(loader: Loader, layer_type: str, rope: RopeParameters) -> RopePar
     unscaled = replace(rope, width=rope.head, parameters={})  # a rotated share is not read
     if loader.bases:
         return replace(unscaled, base=loader.bases.get(layer_type, loader.bases[""]))
-    scaling = rope.parameters.get("type") or rope.kind  # in this order
-    if scaling == "default" or scaling in loader.dropped:
+    if rope.kind == "default" or rope.kind in loader.dropped:
         return unscaled
-    if scaling not in loader.kinds:
-        raise NotServedError(f"its converter knows no {scaling} scaling of this model")
+    if rope.kind not in loader.kinds:
+        raise NotServedError(f"its converter knows no {rope.kind} scaling of this model")
     factor = rope.number("factor", 1.0)
-    return replace(unscaled, parameters={"rope_type": scaling, "factor": factor})
+    return replace(unscaled, parameters={"rope_type": rope.kind, "factor": factor})
 
 
 CTRANSLATE2 = Engine(
