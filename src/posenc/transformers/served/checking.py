@@ -216,7 +216,7 @@ def _of_layers(launch: Launch, trained: _Trained, several: bool) -> Iterator[Mis
                 where = [f"those of {rope.kind} for {n:,} tokens", "those of longer texts"]
             yield Mismatch("frequencies", layers, *where, effect)
     if not one.same_gain(two):
-        ratio = (two.gain / one.gain) ** 2
+        ratio = two.logit_gain / one.logit_gain
         effect = f"logits {ratio:.3g} times as large"
         yield Mismatch("gain", layers, f"{one.gain:.5g}", f"{two.gain:.5g}", effect)
 
