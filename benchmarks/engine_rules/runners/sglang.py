@@ -78,7 +78,15 @@ from sglang.srt.server_args import (  # noqa: E402
 )
 from sglang.version import __version__  # noqa: E402
 
-RANKS = ("tp_rank", "pp_rank", "attn_tp_rank", "attn_dp_rank", "attn_cp_rank", "moe_ep_rank")
+RANKS = (
+    "tp_rank",
+    "pp_rank",
+    "attn_tp_rank",
+    "attn_dp_rank",
+    "attn_cp_rank",
+    "moe_ep_rank",
+    "moe_tp_rank",
+)
 LAYER = "layers."
 """Before the number of a layer in the names of modules."""
 
@@ -128,12 +136,17 @@ def _by_layer_type(
 ) -> dict[str, torch.nn.Module]:
     """Modules that rotate, by layer type; and as "" where all layers have the same."""
     by_layer: dict[int, torch.nn.Module] = {}
+    whole_model = None
     for name, module in model.named_modules(remove_duplicate=False):
         if name.rpartition(".")[2] == "rotary_emb" and LAYER in name:
             by_layer[int(name.partition(LAYER)[2].partition(".")[0])] = module
         elif name.endswith("model.rotary_emb_local"):  # for all layers of a type
             whole = model.get_submodule(name.removesuffix("_local"))
             return {"full_attention": whole, "sliding_attention": module}
+        elif name.endswith("model.rotary_emb"):  # by transformers' own layers
+            whole_model = module
+    if not by_layer and whole_model is not None:
+        return {"": whole_model}
     found = {} if layer_types is None else {layer_types[n]: m for n, m in by_layer.items()}
     if len({*by_layer.values()}) == 1:
         found[""] = next(iter(by_layer.values()))
@@ -147,7 +160,7 @@ def _tables(rotary: torch.nn.Module, length: int) -> tuple[torch.Tensor, torch.T
         cos, sin = rotary(torch.empty(1, 1), positions.unsqueeze(0))
         return cos[0].chunk(2, -1)[0], sin[0].chunk(2, -1)[0]
     width, size = rotary.rotary_dim, rotary.head_size
-    halves = rotary.is_neox_style
+    halves = getattr(rotary, "is_neox_style", True)
     first = slice(width // 2) if halves else slice(0, width, 2)
     second = slice(width // 2, width) if halves else slice(1, width, 2)
     flat = hasattr(rotary, "long_short_cos_sin_cache")
