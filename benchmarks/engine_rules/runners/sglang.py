@@ -140,9 +140,6 @@ def _by_layer_type(
     for name, module in model.named_modules(remove_duplicate=False):
         if name.rpartition(".")[2] == "rotary_emb" and LAYER in name:
             by_layer[int(name.partition(LAYER)[2].partition(".")[0])] = module
-        elif name.endswith("model.rotary_emb_local"):  # for all layers of a type
-            whole = model.get_submodule(name.removesuffix("_local"))
-            return {"full_attention": whole, "sliding_attention": module}
         elif name.endswith("model.rotary_emb"):  # by transformers' own layers
             whole_model = module
     if not by_layer and whole_model is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from posenc.transformers.checkpoints import TRAINED, parameters_in, scaling_of
-from posenc.transformers.engines.config import Engine, ModelConfig, NotServedError, first
+from posenc.transformers.engines.config import FULL, Engine, ModelConfig, NotServedError, first
 from posenc.transformers.engines.rotation import (
     USUAL,
     EngineRotation,
@@ -13,7 +13,13 @@ from posenc.transformers.engines.rotation import (
     latent_yarn,
     ntk_alpha,
 )
-from posenc.transformers.engines.vllm import latent_ropes, require_unchunked_positions
+from posenc.transformers.engines.transformers import TRANSFORMERS
+from posenc.transformers.engines.vllm import (
+    OF_TRANSFORMERS,
+    by_transformers,
+    latent_ropes,
+    require_unchunked_positions,
+)
 
 STEP = "step3p5"
 """Family that reads base and rotated share of each layer, as they are written."""
@@ -26,6 +32,18 @@ LENGTHS = (
     "max_position_embeddings",
 )
 """Names of the longest text, in the order of preference."""
+
+UNSCALED = frozenset({"gemma", "gemma3_text", "mixtral", "phi", "stablelm", "starcoder2"})
+"""Families whose files pass the base on, and no scaling."""
+
+BY_TRANSFORMERS = frozenset({"ernie4_5", "gpt_neox", "nemotron", "seed_oss", "smollm3"})
+"""Families that it has no file of and serves by transformers' own layers."""
+
+OLMO = "olmo3"
+"""Family whose base and scaling it reads beside the parameters of layer types."""
+
+INTERLEAVED = frozenset({"glm4"})
+"""Families that rotate neighbouring features, which its LongRoPE does not."""
 
 DEFAULT_LENGTH = 2048
 """Longest text by default."""
@@ -60,9 +78,18 @@ def _longrope(rope: RopeParameters, length: int) -> EngineRotation:
 
 def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     require_unchunked_positions(config, CHUNKED)
-    if config.family != STEP:
-        return latent_ropes(config)
-    written = config.written
+    family, written = config.family, config.written
+    if family in BY_TRANSFORMERS:
+        return by_transformers(config)
+    if family in UNSCALED:
+        return {kind: replace(rope, parameters={}) for kind, rope in config.ropes().items()}
+    if family == OLMO:
+        return {kind: _of_olmo(config, kind, rope) for kind, rope in config.ropes().items()}
+    if family != STEP:
+        ropes = latent_ropes(config)
+        if family in INTERLEAVED and any(rope.kind == "longrope" for rope in ropes.values()):
+            raise NotServedError("its LongRoPE does not rotate neighbouring features")
+        return ropes
     for name in ("rope_theta", "partial_rotary_factors"):
         if not isinstance(written.get(name), list):
             raise NotServedError(f"config.json has no {name} of each layer")
@@ -71,6 +98,13 @@ def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
         kind: replace(rope, parameters=scaling if kind in scaled else {})
         for kind, rope in config.ropes().items()
     }
+
+
+def _of_olmo(config: ModelConfig, kind: str, rope: RopeParameters) -> RopeParameters:
+    """Windows have the base and no scaling."""
+    written = config.written
+    scaling = written.get("rope_scaling") or {} if kind in ("", FULL) else {}
+    return replace(rope, base=float(written.get("rope_theta", 10000.0)), parameters=scaling)
 
 
 def _longest(config: ModelConfig) -> int | None:
@@ -95,6 +129,7 @@ SGLANG = Engine(
         "proportional": lambda rope, length: rope.proportional(1.0),
         "yarn": _yarn,
         "deepseek_yarn": _latent_yarn,
+        **{OF_TRANSFORMERS.format(kind): rule for kind, rule in TRANSFORMERS.kinds.items()},
     },
     ropes=_ropes,
     longest=_longest,

@@ -88,10 +88,7 @@ def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     require_unchunked_positions(config, CHUNKED)
     family, ropes = config.family, config.ropes()
     if family in BY_TRANSFORMERS:
-        standard = TRANSFORMERS.ropes(config)
-        return {
-            kind: _named(rope, OF_TRANSFORMERS.format(rope.kind)) for kind, rope in standard.items()
-        }
+        return by_transformers(config)
     if family in LATENT:
         return {kind: _of_latent(rope) for kind, rope in ropes.items()}
     if family == "gpt_oss":
@@ -99,6 +96,14 @@ def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     if family == "mimo_v2_flash":
         return {kind: _of_mimo(config, kind, rope) for kind, rope in ropes.items()}
     return ropes
+
+
+def by_transformers(config: ModelConfig) -> dict[str, RopeParameters]:
+    """Parameters by layer type of a family that is served by transformers' own layers."""
+    return {
+        kind: _named(rope, OF_TRANSFORMERS.format(rope.kind))
+        for kind, rope in TRANSFORMERS.ropes(config).items()
+    }
 
 
 def _of_latent(rope: RopeParameters) -> RopeParameters:
