@@ -21,11 +21,11 @@ from unittest.mock import MagicMock
 sys.path.append(sys.path.pop(0))  # this folder has a file of SGLang's name
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-import tvm_ffi  # noqa: E402, F401 - before stand-ins, which it would look into
-from loop import main  # noqa: E402
-from transformers.utils import import_utils  # noqa: E402
+import numpy as np
+import torch
+import tvm_ffi  # noqa: F401 - before stand-ins, which it would look into
+from loop import main
+from transformers.utils import import_utils
 
 KERNELS = frozenset(
     {"aiter", "compressed_tensors", "cuda", "deep_ep", "fastsafetensors", "flash_attn"}
@@ -72,10 +72,7 @@ from sglang.srt.distributed import parallel_state  # noqa: E402
 from sglang.srt.layers.dp_attention import initialize_dp_attention  # noqa: E402
 from sglang.srt.models.registry import ModelRegistry  # noqa: E402
 from sglang.srt.runtime_context import get_parallel  # noqa: E402
-from sglang.srt.server_args import (  # noqa: E402
-    ServerArgs,
-    set_global_server_args_for_scheduler,
-)
+from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler  # noqa: E402
 from sglang.version import __version__  # noqa: E402
 
 RANKS = (

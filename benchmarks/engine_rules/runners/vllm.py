@@ -24,8 +24,8 @@ for name, value in SETTINGS.items():  # read while vLLM is imported
 import numpy as np  # noqa: E402
 from loop import main  # noqa: E402
 from vllm import LLM, SamplingParams, __version__  # noqa: E402
-from vllm.logprobs import FlatLogprobs  # noqa: E402
 from vllm.distributed import cleanup_dist_env_and_memory  # noqa: E402
+from vllm.logprobs import FlatLogprobs  # noqa: E402
 
 gc.freeze()  # else each of an engine's nine collections walks all that is imported
 

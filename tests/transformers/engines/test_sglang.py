@@ -70,3 +70,6 @@ def test_longrope_of_neighbouring_features_is_refused() -> None:
     long |= {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "partial_rotary_factor": 0.5}
     with pytest.raises(NotServedError, match="does not rotate neighbouring features"):
         rotations("glm4", {"rope_parameters": long})
+    config = ModelConfig.of(SIZES | HEAD | {"model_type": "glm4", "rope_parameters": long})
+    with pytest.raises(NotServedError, match="does not rotate neighbouring features"):
+        ENGINES["vLLM"].rotations(config, 500)

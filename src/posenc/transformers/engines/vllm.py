@@ -93,6 +93,8 @@ def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
         return {kind: _of_latent(rope) for kind, rope in ropes.items()}
     if family == "gpt_oss":
         return {kind: _of_open_weights(rope) for kind, rope in ropes.items()}
+    if family == "glm4" and any(rope.kind == "longrope" for rope in ropes.values()):
+        raise NotServedError("its LongRoPE does not rotate neighbouring features")
     if family == "mimo_v2_flash":
         return {kind: _of_mimo(config, kind, rope) for kind, rope in ropes.items()}
     return ropes
