@@ -41,6 +41,7 @@ class Environment:
         families: that it has.
         index: a further package index, of builds for processors alone; "": none.
         excluded: requirements of the engine that running it does not need.
+        overrides: versions in place of those that the engine asks for.
         sources: pinned packages whose source distributions are unpacked, not built, in ``sources``.
         folder: of the environment.
     """
@@ -51,6 +52,7 @@ class Environment:
     families: tuple[str, ...]
     index: str = ""
     excluded: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     folder: Path = Path()
 
@@ -61,7 +63,9 @@ class Environment:
     def install(self) -> None:
         """Make it, unless it has these packages already."""
         stamp = self.folder / "installed.json"
-        wanted = json.dumps([self.packages, self.index, self.excluded, self.sources])
+        wanted = json.dumps(
+            [self.packages, self.index, self.excluded, self.overrides, self.sources]
+        )
         if stamp.exists() and stamp.read_text() == wanted:
             return
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -70,10 +74,10 @@ class Environment:
         command += ["--python", str(self.python)]
         if self.index:
             command += ["--extra-index-url", self.index, "--index-strategy", "unsafe-best-match"]
-        if self.excluded:
-            left_out = self.folder / "excluded.txt"
-            left_out.write_text("\n".join(self.excluded))
-            command += ["--excludes", str(left_out)]
+        for option, lines in (("--excludes", self.excluded), ("--overrides", self.overrides)):
+            file = self.folder / f"{option.strip('-')}.txt"
+            file.write_text("\n".join(lines))
+            command += [option, str(file)]
         subprocess.run([*command, *self.packages], check=True, env=_without_settings())
         for source in self.sources:
             self._unpack(source)
@@ -125,6 +129,7 @@ def environments(work: Path) -> dict[str, Environment]:
             families=tuple(table["families"]),
             index=table.get("index", ""),
             excluded=tuple(table.get("excluded", ())),
+            overrides=tuple(table.get("overrides", ())),
             sources=tuple(table.get("sources", ())),
             folder=work / name,
         )
