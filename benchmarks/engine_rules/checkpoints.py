@@ -99,10 +99,9 @@ OWN: dict[str, dict[str, Any]] = {
     "glm": {"rms_norm_eps": 1e-5},
     "gpt_neox": {"intermediate_size": 512},
     "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 15e4}},
-    "gemma2": BOTH | {"query_pre_attn_scalar": 64},
+    "gemma2": BOTH,
     "gemma3_text": {
         "num_hidden_layers": 6,
-        "query_pre_attn_scalar": 64,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
     },
     **dict.fromkeys(("mellum", "olmo3"), FOUR),
@@ -113,6 +112,7 @@ OWN: dict[str, dict[str, Any]] = {
     "laguna": {"num_hidden_layers": 4, "layer_types": FOUR["layer_types"][::-1]},
     "ernie4_5_moe": {"moe_num_shared_experts": 1},
     "granitemoehybrid": {"layer_types": ["attention", "attention"]},
+    "phi3": {"original_max_position_embeddings": TRAINED},
 }
 """Fields of families beside the sizes."""
 

@@ -94,6 +94,9 @@ def verdict(checkpoint: Checkpoint, result: Result, engine: str, right: Logits) 
             return Verdict("r")
         return Verdict(SURPRISE, f"runs, but was to be refused: {error}")
     if result.refusal:
+        longest = rules.longest(config)
+        if longest is not None and max(right) > longest:
+            return Verdict("r")
         return Verdict(SURPRISE, f"refuses: {result.refusal}")
     own = {n: ENGINES["transformers"].rotations(config, n) for n in right}
     alike = {n: _alike(predicted[n], own[n]) for n in right}
