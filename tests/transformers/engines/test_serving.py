@@ -172,9 +172,9 @@ def test_methods_without_words_in_a_config_are_named_for_every_engine(
     methods = {name for name in fitting if not EXTENSIONS[name].claims.transformers}
     methods |= {"yarn+log_n"}
     assert {"rerope", "self_extend", "drope"} < methods
-    parsed = [Method.parse(name) for name in (*sorted(methods), "interpolate")]
+    parsed = [Method.parse(name) for name in (*sorted(methods), "ntk")]
     kept, left = served_methods(parsed, model, [ENGINES[engine]], factor=1.5, length=LENGTH)
-    assert [method.spec for method in kept] == ["interpolate"]
+    assert [method.spec for method in kept] == ["ntk"]
     assert left == dict.fromkeys(methods, "is known to no engine")
 
 
@@ -188,6 +188,8 @@ def test_methods_without_words_in_a_config_are_named_for_every_engine(
         ("llama.cpp", "yarn@truncate=False", "rotates by other frequencies", "yarn"),
         ("mlx", "yarn@truncate=False", "rotates by other frequencies", "yarn"),
         ("transformers", "rerope", "is known to no engine", "yarn"),
+        ("onnxruntime-genai", "yarn", "ignores the scaling", "llama3"),
+        ("openvino", "dynamic_ntk", "ignores the scaling", "ntk_by_parts"),
     ],
 )
 def test_the_nearest_method_is_named(
@@ -213,10 +215,10 @@ def test_several_engines_are_served_by_methods_of_all(source: Path, tmp_path: Pa
     assert "yarn" in str(caught.value.remedy) or "ntk" in str(caught.value.remedy)
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "llama.cpp", "mlx", "transformers"])
+@pytest.mark.parametrize("engine", [engine.option for engine in ENGINES.values()])
 def test_every_engine_has_a_command(source: Path, tmp_path: Path, engine: str) -> None:
     out = tmp_path / "out of it"
-    [found] = extended(source, out, engine, "yarn").serving
+    [found] = extended(source, out, engine, "ntk").serving
     assert str(out) in shlex.split(found.command)
     assert found.engine in ENGINES
 

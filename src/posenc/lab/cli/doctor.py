@@ -48,7 +48,7 @@ def doctor(
         str | None,
         Parameter(
             help="Compare with how an engine would rotate: vllm, sglang, llama.cpp, mlx, "
-            "ctranslate2 or all.",
+            "ctranslate2, onnxruntime-genai, openvino or all.",
             show_default="none",
         ),
     ] = None,

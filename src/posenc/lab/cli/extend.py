@@ -60,7 +60,8 @@ def extend(
         Parameter(
             name="--for",
             help="Engine that is to serve it, or several joined by commas: only their methods, and "
-            "what to type. vllm, sglang, llama.cpp, mlx, ctranslate2 or transformers.",
+            "what to type. vllm, sglang, llama.cpp, mlx, ctranslate2, onnxruntime-genai, openvino "
+            "or transformers.",
             show_default="none",
         ),
     ] = None,

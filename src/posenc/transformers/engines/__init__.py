@@ -24,6 +24,8 @@ from posenc.transformers.engines.config import (
 from posenc.transformers.engines.ctranslate2 import CTRANSLATE2
 from posenc.transformers.engines.llama_cpp import LLAMA_CPP, NAMES
 from posenc.transformers.engines.mlx_lm import MLX_LM, has_model
+from posenc.transformers.engines.onnxruntime_genai import ONNXRUNTIME_GENAI, has_builder
+from posenc.transformers.engines.openvino import OPENVINO, has_export
 from posenc.transformers.engines.rotation import EngineRotation, RopeParameters
 from posenc.transformers.engines.runs import Run, newer, run_of
 from posenc.transformers.engines.sglang import SGLANG
@@ -47,7 +49,17 @@ __all__ = [
 ]
 
 ENGINES: dict[str, Engine] = {
-    engine.name: engine for engine in (TRANSFORMERS, VLLM, SGLANG, LLAMA_CPP, MLX_LM, CTRANSLATE2)
+    engine.name: engine
+    for engine in (
+        TRANSFORMERS,
+        VLLM,
+        SGLANG,
+        LLAMA_CPP,
+        MLX_LM,
+        CTRANSLATE2,
+        ONNXRUNTIME_GENAI,
+        OPENVINO,
+    )
 }
 """Engines by name, transformers first."""
 
@@ -107,7 +119,8 @@ def engine_named(option: str, *, also: tuple[str, ...] = ()) -> Engine:
 
 def no_engine_has(family: str) -> bool:
     """True if neither transformers nor any engine's rules name this ``model_type``."""
-    return not (is_known(family) or family in NAMES or has_model(family))
+    models = (is_known, NAMES.__contains__, has_model, has_builder, has_export)
+    return not any(has(family) for has in models)
 
 
 def differences(fields: Mapping[str, Any] | ModelConfig, *, length: int) -> dict[str, str]:

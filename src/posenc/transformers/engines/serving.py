@@ -34,6 +34,17 @@ OVERRIDING = {
 }
 """Commands by engine, and their options for other fields of the config and for the longest text."""
 
+COMMANDS = {
+    "transformers": "transformers serve {folder}",
+    "mlx": "mlx_lm.server --model {folder}",
+    "ctranslate2": "ct2-transformers-converter --model {folder} --output_dir model-ct2",
+    "onnxruntime-genai": "python -m onnxruntime_genai.models.builder -i {folder} -o model-onnx "
+    "-p fp32 -e cpu",
+    "openvino": "optimum-cli export openvino --model {folder} --task text-generation-with-past "
+    "model-openvino",
+}
+"""Commands by engine, of those that read the folder and nothing else: they serve or convert it."""
+
 FROM = {"factor": "factor", "original_context_length": TRAINED, "attn_factor": KEY}
 """Parameters of ``config.json`` by keys of GGUF."""
 
@@ -84,13 +95,7 @@ def serving(
             if key.endswith(".attn_factor"):
                 command += f" --override-kv {key}=float:{value:.9g}"
         return Serving(engine.name, command, keys=keys)
-    if engine.option == "mlx":
-        return Serving(engine.name, f"mlx_lm.server --model {folder}")
-    if engine.option == "ctranslate2":
-        converted = shlex.quote(f"{out}-ct2")
-        command = f"ct2-transformers-converter --model {folder} --output_dir {converted}"
-        return Serving(engine.name, command)
-    return Serving(engine.name, f"transformers serve {folder}")
+    return Serving(engine.name, COMMANDS[engine.option].format(folder=folder))
 
 
 def overrides(config: ModelConfig, *, goal: int) -> dict[str, Any]:
