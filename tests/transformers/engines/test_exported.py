@@ -198,6 +198,17 @@ def test_every_model_is_in_one_table() -> None:
         assert not any(no_engine_has(family) for family in set().union(*tables))
 
 
+@pytest.mark.parametrize("family", ["persimmon", "qwen3_5_text", "olmo"])
+def test_models_of_their_tables_are_known_without_transformers(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for known in ("is_known", "has_model"):
+        monkeypatch.setattr(f"posenc.transformers.engines.{known}", lambda name: False)
+    monkeypatch.setattr("posenc.transformers.engines.NAMES", {})
+    assert not no_engine_has(family)
+    assert no_engine_has("bert")
+
+
 def test_a_gain_by_the_names_that_genai_reads() -> None:
     """``mscale`` of which the quotient is it, as ``posenc extend`` writes a temperature."""
     every = {"mscale": 1.0, "mscale_all_dim": 2.0}
