@@ -191,6 +191,15 @@ def test_what_optimum_intel_does_not_export(
         rotation(OPENVINO, {"model_type": family, "rope_scaling": scaling})
 
 
+@pytest.mark.parametrize("family", ["cohere", "cohere2"])
+def test_longrope_of_neighbouring_features_is_not_compared(family: str) -> None:
+    """Logits of optimum-intel 2.2.0's export were off by 0.23 at 100 tokens, the others by 1e-5."""
+    fields = SIZES | BASE | {"model_type": family, "rope_scaling": LONG | PHI}
+    told = differences(fields, length=2048)[OPENVINO]
+    assert told.startswith("is not compared: LongRoPE turns the two features")
+    assert not differences(fields | {"rope_scaling": LINEAR}, length=8192)[OPENVINO]
+
+
 def test_every_model_is_in_one_table() -> None:
     genai = [set(MODELS), {PHI3}, set(REFUSED), set(UNREAD)]
     for tables in (genai, [set(EXPORTED), set(OLDER)]):
@@ -198,7 +207,7 @@ def test_every_model_is_in_one_table() -> None:
         assert not any(no_engine_has(family) for family in set().union(*tables))
 
 
-@pytest.mark.parametrize("family", ["persimmon", "qwen3_5_text", "olmo"])
+@pytest.mark.parametrize("family", ["persimmon", "qwen3_5_text", "ernie4_5"])
 def test_models_of_their_tables_are_known_without_transformers(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,10 @@ OLDER = {
 TRACED = frozenset({"olmo2"})
 """Families whose LongRoPE is not replaced, which cannot be traced."""
 
+INTERLEAVED = frozenset({"cohere", "cohere2"})
+"""Families whose pairs are of neighbouring features; the LongRoPE that replaces theirs is of
+half-split pairs."""
+
 
 def has_export(family: str) -> bool:
     """True if optimum-intel exports this ``model_type``."""
@@ -59,6 +63,8 @@ def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     ropes = TRANSFORMERS.ropes(config)
     if family in TRACED and any(rope.kind == "longrope" for rope in ropes.values()):
         raise NotServedError("its exporter cannot trace the LongRoPE of this model")
+    if family in INTERLEAVED and any(rope.kind == "longrope" for rope in ropes.values()):
+        raise UnreadError("LongRoPE turns the two features of a pair by different angles")
     return dict(ropes)
 
 
