@@ -94,6 +94,7 @@ OWN: dict[str, dict[str, Any]] = {
     "minimax_m2": {"rotary_dim": 64, "shared_intermediate_size": 0},
     "nanochat": {"num_key_value_heads": 2},
     "olmoe": {"num_key_value_heads": 2},
+    "phimoe": {"attention_bias": True, "lm_head_bias": True},
     "phi": {"num_key_value_heads": 2, "intermediate_size": 512},
     "falcon": {"head_dim": None, "num_kv_heads": 1, "multi_query": True, "alibi": False},
     "glm": {"rms_norm_eps": 1e-5},

@@ -101,7 +101,7 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     ("against", "message"),
     [
         ("nothing", "settings: expected a server's command line"),
-        ("http://127.0.0.1:1/v1", "expected an open port"),
+        ("http://127.0.0.1:1/v1", "Start the server, or correct the address"),
         ("vllm serve", "expected a model in the command, got none"),
     ],
 )

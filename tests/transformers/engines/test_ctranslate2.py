@@ -180,7 +180,7 @@ def test_the_command_that_converts_it(source: Path, method: str, tmp_path: Path)
     found = extend_checkpoint(source, out, engine="ctranslate2", **given)
     assert found.engines["CTranslate2"] == ""
     [serving] = found.serving
-    command = f"ct2-transformers-converter --model '{out}' --output_dir '{out}-ct2'"
+    command = f"ct2-transformers-converter --model '{out}' --output_dir model-ct2"
     assert (serving.engine, serving.command, serving.original) == ("CTranslate2", command, "")
 
 

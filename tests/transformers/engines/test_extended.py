@@ -129,7 +129,7 @@ def expected_of(family: str, method: str, told: dict[str, str]) -> dict[str, str
     if family == "qwen2" and method in ("llama3", "ntk_by_parts"):
         same["llama.cpp"] = IGNORED
     if family == "gpt_neox":
-        same["vLLM"] = ""  # by transformers' own layers
+        same["vLLM"] = same["SGLang"] = ""  # by transformers' own layers
         same["llama.cpp"] = BASE_TOO if method == "ntk" else IGNORED
         same["mlx-lm"] = "" if method == "ntk" else IGNORED
     return same

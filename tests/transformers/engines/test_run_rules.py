@@ -113,7 +113,8 @@ def test_the_converter_of_afmoe_takes_no_llama3() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "missing"), [("exaone", "num_layers"), ("mellum", "num_experts")]
+    ("family", "missing"),
+    [("exaone", "num_layers"), ("mellum", "num_experts"), ("qwen3_moe", "num_experts")],
 )
 def test_mlx_lm_needs_names_that_transformers_does_not_write(family: str, missing: str) -> None:
     with pytest.raises(NotServedError, match=f"no {missing}"):

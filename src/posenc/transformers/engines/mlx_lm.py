@@ -148,7 +148,8 @@ FILES: dict[str, Reads] = {
     # a base and no scaling
     **_all("gemma gemma2 glm nanochat plamo", _bare(1e4)),
     **_all("ernie4_5 ernie4_5_moe helium Klear baichuan_m1 lille-130m", _bare()),
-    **_all("llama4_text qwen3_moe", _bare()),
+    "llama4_text": _bare(),
+    "qwen3_moe": Reads(scaling=(), needs=("num_experts",)),
     **_all("lfm2 lfm2_moe", _bare(1e6, INSIDE, "rope_theta")),
     **_all("mixtral talkie", _bare(1e6)),
     "cohere": _bare(8e6),

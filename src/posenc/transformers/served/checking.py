@@ -134,7 +134,7 @@ def check_served(
             raise ArgumentError(
                 "engine", expected="that of the settings", got=engine, remedy=remedy
             )
-    checked = check(model)  # type: ignore[arg-type]
+    checked = check(model)
     if not checked or config is None:
         raise ArgumentError(
             "model",
@@ -211,10 +211,11 @@ def _of_layers(launch: Launch, trained: _Trained, several: bool) -> Iterator[Mis
         causes = list(_causes(rope, served, layers, effect))
         yield from causes
         if not causes:
-            where = ["these", "others"]
+            trained_words, served_words = "these", "others"
             if rope is not None and rope.kind in VARYING and n < most:
-                where = [f"those of {rope.kind} for {n:,} tokens", "those of longer texts"]
-            yield Mismatch("frequencies", layers, *where, effect)
+                trained_words = f"those of {rope.kind} for {n:,} tokens"
+                served_words = "those of longer texts"
+            yield Mismatch("frequencies", layers, trained_words, served_words, effect)
     if not one.same_gain(two):
         ratio = two.logit_gain / one.logit_gain
         effect = f"logits {ratio:.3g} times as large"

@@ -135,8 +135,9 @@ def launch_of(path: Path) -> Launch:
     ropes = {"": rope}
     if window:
         base = keys.get("rope.freq_base_swa") or WINDOW_BASE.get(arch, rope.base)
-        plain = {"parameters": {}} if arch in UNSCALED_WINDOWS else {}
-        ropes = {FULL: rope, "sliding_attention": replace(rope, base=float(base), **plain)}
+        scaling = {} if arch in UNSCALED_WINDOWS else rope.parameters
+        windowed = replace(rope, base=float(base), parameters=scaling)
+        ropes = {FULL: rope, "sliding_attention": windowed}
     return Launch(
         LLAMA_CPP,
         ropes,

@@ -83,11 +83,9 @@ class Launch:
             refusals: known already.
             environment: variables that are set in the command.
         """
-        seen = windows(config.completed)
+        seen, limit = windows(config.completed), _limit(engine, config)
         if not windowed and any(seen):
             limit, seen = max(seen), (0,) * len(seen)
-        else:
-            limit = _limit(engine, config)
         option, variable = LIMITED.get(engine.option, ("", ""))
         longer = longest is not None and limit is not None and longest > limit
         if longer and option and (environment or {}).get(variable) not in ("1", "true", "True"):

@@ -14,8 +14,10 @@ from posenc.transformers.served.launch import Launch
 Options = Mapping[str, Sequence[str]]
 """Values of each option in their order, by its name without hyphens."""
 
-NUMBERS = ("rope-scale", "rope-freq-scale", "rope-freq-base", "yarn-orig-ctx", "yarn-ext-factor")
-NUMBERS += ("yarn-attn-factor", "yarn-beta-slow", "yarn-beta-fast", "ctx-size", "parallel")
+NUMBERS = (
+    *("rope-scale", "rope-freq-scale", "rope-freq-base", "yarn-orig-ctx", "yarn-ext-factor"),
+    *("yarn-attn-factor", "yarn-beta-slow", "yarn-beta-fast", "ctx-size", "parallel"),
+)
 
 FILE_KEYS = {
     "rope.scaling.attn_factor": KEY,
