@@ -133,12 +133,16 @@ def _by_layer_type(
 ) -> dict[str, torch.nn.Module]:
     """Modules that rotate, by layer type; and as "" where all layers have the same."""
     by_layer: dict[int, torch.nn.Module] = {}
-    whole_model = None
+    whole_model = of_windows = None
     for name, module in model.named_modules(remove_duplicate=False):
         if name.rpartition(".")[2] == "rotary_emb" and LAYER in name:
             by_layer[int(name.partition(LAYER)[2].partition(".")[0])] = module
-        elif name.endswith("model.rotary_emb"):  # by transformers' own layers
+        elif name.endswith("model.rotary_emb"):  # by transformers' formulas
             whole_model = module
+        elif name.endswith("model.rotary_emb_local"):
+            of_windows = module
+    if whole_model is not None and of_windows is not None:  # those of layers serve processors
+        return {"full_attention": whole_model, "sliding_attention": of_windows}
     if not by_layer and whole_model is not None:
         return {"": whole_model}
     found = {} if layer_types is None else {layer_types[n]: m for n, m in by_layer.items()}

@@ -20,7 +20,6 @@ LONG = {"vLLM": AS_LONGER, "llama.cpp": AS_LONGER, "mlx-lm": AS_LONGER}
 WHOLE_PAIRS = dict.fromkeys(("llama.cpp", "mlx-lm"), "rotates by other frequencies")
 
 DIFFERENT: dict[str, dict[str, str]] = {
-    "Gemma-3-4B": {"SGLang": "ignores the scaling in layers of full_attention"},
     "Qwen3-30B-A3B, YaRN": {"mlx-lm": "ignores the scaling"},
     "Phi-3-mini-128k": LONG,
     "Phi-3.5-mini": LONG,

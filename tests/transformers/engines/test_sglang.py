@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -58,11 +59,13 @@ def test_olmo_3_is_read_beside_the_parameters(
     assert found[WINDOWS].gain == 1
 
 
-def test_gemma_3_scales_no_layer() -> None:
+def test_gemma_3_scales_full_layers_alone() -> None:
+    """As its graphics cards have it: layers are given the cosines of the whole model."""
     kinds = {FULL: YARN | {"rope_theta": 1e6}, WINDOWS: {"rope_type": "default", "rope_theta": 1e4}}
     found = rotations("gemma3_text", {"rope_parameters": kinds, "layer_types": [WINDOWS, FULL]})
-    for kind, base in ((FULL, 1e6), (WINDOWS, 1e4)):
-        assert found[kind].frequencies == pytest.approx([base ** (-t / 32) for t in range(32)])
+    assert found[WINDOWS].frequencies == pytest.approx([1e4 ** (-t / 32) for t in range(32)])
+    assert found[FULL].frequencies[-1] == pytest.approx(1e6 ** (-31 / 32) / YARN["factor"])
+    assert found[FULL].gain == pytest.approx(0.1 * math.log(YARN["factor"]) + 1)
 
 
 def test_longrope_of_neighbouring_features_is_refused() -> None:

@@ -33,11 +33,15 @@ LENGTHS = (
 )
 """Names of the longest text, in the order of preference."""
 
-UNSCALED = frozenset({"gemma", "gemma3_text", "mixtral", "phi", "stablelm", "starcoder2"})
+UNSCALED = frozenset({"gemma", "mixtral", "phi", "stablelm", "starcoder2"})
 """Families whose files pass the base on, and no scaling."""
 
 BY_TRANSFORMERS = frozenset({"ernie4_5", "gpt_neox", "nemotron", "seed_oss", "smollm3"})
 """Families that it has no file of and serves by transformers' own layers."""
+
+GEMMA = "gemma3_text"
+"""Family whose full layers rotate by transformers' formulas; on processors with AMX alone, which
+are not what it is served on, by the base."""
 
 OLMO = "olmo3"
 """Family whose base and scaling it reads beside the parameters of layer types."""
@@ -83,6 +87,12 @@ def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
         return by_transformers(config)
     if family in UNSCALED:
         return {kind: replace(rope, parameters={}) for kind, rope in config.ropes().items()}
+    if family == GEMMA:
+        whole = by_transformers(config)
+        return {
+            kind: rope if kind in ("", FULL) else replace(rope, parameters={})
+            for kind, rope in whole.items()
+        }
     if family == OLMO:
         return {kind: _of_olmo(config, kind, rope) for kind, rope in config.ropes().items()}
     if family != STEP:
