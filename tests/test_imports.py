@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "lab.visualization": CORE | {"lab.reporting"},
     "lab.experiments": CORE | RESULTS,
     "lab.evaluation": CORE | RESULTS | {"transformers", "lab.experiments"},
-    "lab.doctor": {"transformers", "lab.reporting"},
+    "lab.doctor": {"errors", "transformers", "lab.evaluation", "lab.reporting"},
     "lab.bench": CORE | RESULTS | {"lab.experiments"},
     "lab.lm_eval": CORE | {"transformers"},
     "lab.cli": CORE

@@ -34,6 +34,7 @@ MODULES = (
     "posenc.transformers.caches",
     "posenc.transformers.stretching",
     "posenc.transformers.engines",
+    "posenc.transformers.served",
     "posenc.lab.training",
     "posenc.lab.experiments.tasks",
     "posenc.lab.evaluation.questions",

@@ -68,6 +68,20 @@ def test_gemma_3_scales_full_layers_alone() -> None:
     assert found[FULL].gain == pytest.approx(0.1 * math.log(YARN["factor"]) + 1)
 
 
+def test_gemma_3_has_short_factors_for_all_texts() -> None:
+    long = {"rope_type": "longrope", "rope_theta": 1e6, TRAINED: 128, "factor": 4.0}
+    long |= {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+    kinds = {FULL: long, WINDOWS: {"rope_type": "default", "rope_theta": 1e4}}
+    found = rotations("gemma3_text", {"rope_parameters": kinds, "layer_types": [WINDOWS, FULL]})
+    assert found[FULL].frequencies == pytest.approx([1e6 ** (-t / 32) for t in range(32)])
+
+
+def test_unscaled_families_end_before_a_dynamic_context() -> None:
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    with pytest.raises(NotServedError, match="end at max_position_embeddings"):
+        rotations("gemma", {"rope_parameters": dynamic})
+
+
 def test_longrope_of_neighbouring_features_is_refused() -> None:
     long = {"rope_type": "longrope", "rope_theta": 1e4, TRAINED: 128, "factor": 4.0}
     long |= {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "partial_rotary_factor": 0.5}

@@ -15,7 +15,7 @@ from posenc.errors import ArgumentError
 from posenc.lab.evaluation.extend import extend_checkpoint
 from posenc.transformers import check_served
 from posenc.transformers.engines import ENGINES
-from posenc.transformers.served import CheckedServer, Mismatch
+from posenc.transformers.served import CheckedServer, ServedDifference
 from tests.transformers.engines.released import TRAINED
 from tests.transformers.engines.test_loaded import made
 
@@ -295,6 +295,6 @@ def test_models_without_rotary_frequencies_are_refused() -> None:
 
 
 def test_mismatches_are_sentences() -> None:
-    one = Mismatch("base", "", "1", "2", "so")
+    one = ServedDifference("base", "", "1", "2", "so")
     assert str(one) == "base: 1 in training, 2 served: so"
-    assert str(Mismatch("start", "", "", "does not start: x")) == "does not start: x"
+    assert str(ServedDifference("start", "", "", "does not start: x")) == "does not start: x"

@@ -57,16 +57,15 @@ def engines(
     if json:
         print_json([_described(engine) for engine in ENGINES.values()])
         return
-    heads = ("engine", "option", "read", "run with", "rules from")
-    table = new_table(*heads, wrapped=("rules from",))
-    for column in table.columns:
-        column.justify = "left"
     from posenc.transformers.engines.runs import run_of
 
+    table = new_table("engine", "option", "rules from", "run with")
+    for column in table.columns:
+        column.justify = "left"
     for engine in ENGINES.values():
         run = run_of(engine)
         ran = "—" if run is None else f"{run.release}, {run.date}"
-        table.add_row(engine.name, engine.option, engine.read, ran, engine.source)
+        table.add_row(engine.name, engine.option, f"{engine.release}, {engine.read}", ran)
     OUT.print(table)
 
 

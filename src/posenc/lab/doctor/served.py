@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from posenc.errors import ArgumentError
 from posenc.lab.evaluation.endpoint import Endpoint, EndpointError
-from posenc.transformers.served import Launch
+from posenc.transformers.served import StartedServer
 from posenc.transformers.served.settings import launches
 
 TIMEOUT = 30.0
@@ -23,7 +23,7 @@ def is_address(text: str) -> bool:
     return text.startswith(("http://", "https://"))
 
 
-def launch_at(url: str) -> Launch:
+def launch_at(url: str) -> StartedServer:
     """A running server of vLLM, SGLang or llama.cpp, read by what it tells of itself.
 
     A key is read from OPENAI_API_KEY. vLLM names folder and longest text, SGLang all its options,

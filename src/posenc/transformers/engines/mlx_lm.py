@@ -147,8 +147,7 @@ FILES: dict[str, Reads] = {
     "youtu_llm": Reads(base=1.6e6),
     # a base and no scaling
     **_all("gemma gemma2 glm nanochat plamo", _bare(1e4)),
-    **_all("ernie4_5 ernie4_5_moe helium Klear baichuan_m1 lille-130m", _bare()),
-    "llama4_text": _bare(),
+    **_all("ernie4_5 ernie4_5_moe helium Klear baichuan_m1 lille-130m llama4_text", _bare()),
     "qwen3_moe": Reads(scaling=(), needs=("num_experts",)),
     **_all("lfm2 lfm2_moe", _bare(1e6, INSIDE, "rope_theta")),
     **_all("mixtral talkie", _bare(1e6)),

@@ -86,13 +86,11 @@ def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     if family in BY_TRANSFORMERS:
         return by_transformers(config)
     if family in UNSCALED:
+        if any(rope.kind == "dynamic" for rope in config.ropes().values()):
+            raise NotServedError("its cosines end at max_position_embeddings, before its context")
         return {kind: replace(rope, parameters={}) for kind, rope in config.ropes().items()}
     if family == GEMMA:
-        whole = by_transformers(config)
-        return {
-            kind: rope if kind in ("", FULL) else replace(rope, parameters={})
-            for kind, rope in whole.items()
-        }
+        return {kind: _of_gemma(kind, rope) for kind, rope in by_transformers(config).items()}
     if family == OLMO:
         return {kind: _of_olmo(config, kind, rope) for kind, rope in config.ropes().items()}
     if family != STEP:
@@ -108,6 +106,16 @@ def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
         kind: replace(rope, parameters=scaling if kind in scaled else {})
         for kind, rope in config.ropes().items()
     }
+
+
+def _of_gemma(kind: str, rope: RopeParameters) -> RopeParameters:
+    """Windows have the base and no scaling, full layers LongRoPE's short factors for all texts."""
+    if kind not in ("", FULL):
+        return replace(rope, parameters={})
+    parameters = dict(rope.parameters)
+    if "short_factor" in parameters:
+        parameters["long_factor"] = parameters["short_factor"]
+    return replace(rope, parameters=parameters)
 
 
 def _of_olmo(config: ModelConfig, kind: str, rope: RopeParameters) -> RopeParameters:

@@ -14,7 +14,7 @@ from posenc.transformers.engines.config import ModelConfig, NotServedError
 from posenc.transformers.engines.rotation import EngineRotation, RopeParameters, differing_pairs
 from posenc.transformers.engines.serving import OVERRIDING, overrides
 from posenc.transformers.engines.transformers import TRANSFORMERS, Checked, check
-from posenc.transformers.served.launch import OVERRIDDEN, Launch, windows
+from posenc.transformers.served.launch import OVERRIDDEN, StartedServer, windows
 from posenc.transformers.served.settings import launches
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ VARYING = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True)
-class Mismatch:
+class ServedDifference:
     """One thing that differs.
 
     Args:
@@ -63,7 +63,7 @@ class CheckedServer:
 
     engine: str
     longest: int | None
-    mismatches: tuple[Mismatch, ...] = ()
+    mismatches: tuple[ServedDifference, ...] = ()
     remedy: str = ""
     unread: tuple[str, ...] = field(default=())
 
@@ -93,7 +93,7 @@ class _Trained:
 
 def check_served(
     model: nn.Module,
-    settings: str | Mapping[str, Any] | Launch | Any,
+    settings: str | Mapping[str, Any] | StartedServer | Any,
     *,
     engine: str | None = None,
     longest: int | None = None,
@@ -121,7 +121,7 @@ def check_served(
     from posenc.errors import ArgumentError
 
     config = _config(model)
-    if isinstance(settings, Launch):
+    if isinstance(settings, StartedServer):
         found = [settings]
     else:
         source = str(getattr(config, "_name_or_path", "") or "")
@@ -154,7 +154,7 @@ def _config(model: nn.Module) -> Any:
 
 
 def _checked(
-    launch: Launch, checked: tuple[Checked, ...], config: ModelConfig, longest: int | None
+    launch: StartedServer, checked: tuple[Checked, ...], config: ModelConfig, longest: int | None
 ) -> CheckedServer:
     mismatches = tuple(_mismatches(launch, checked, config, longest))
     remedy = _remedy(launch, checked, config, longest) if mismatches else ""
@@ -162,10 +162,10 @@ def _checked(
 
 
 def _mismatches(
-    launch: Launch, checked: tuple[Checked, ...], config: ModelConfig, longest: int | None
-) -> Iterator[Mismatch]:
+    launch: StartedServer, checked: tuple[Checked, ...], config: ModelConfig, longest: int | None
+) -> Iterator[ServedDifference]:
     for reason in launch.refusals:
-        yield Mismatch("start", "", "", reason)
+        yield ServedDifference("start", "", "", reason)
     if launch.refusals and not launch.ropes:
         return
     ropes = TRANSFORMERS.ropes(config)
@@ -174,11 +174,13 @@ def _mismatches(
         yield from _of_layers(launch, _Trained(one, rope), len(checked) > 1)
     if longest and launch.longest and launch.longest < longest:
         effect = "longer ones are refused or cut"
-        yield Mismatch("longest text", "", f"{longest:,}", f"{launch.longest:,}", effect)
+        yield ServedDifference("longest text", "", f"{longest:,}", f"{launch.longest:,}", effect)
     yield from _windows(launch, windows(config.completed))
 
 
-def _of_layers(launch: Launch, trained: _Trained, several: bool) -> Iterator[Mismatch]:
+def _of_layers(
+    launch: StartedServer, trained: _Trained, several: bool
+) -> Iterator[ServedDifference]:
     """Differences of the rotation of one type of layers."""
     kind = trained.checked.layer_type
     layers = kind if several else ""
@@ -192,7 +194,7 @@ def _of_layers(launch: Launch, trained: _Trained, several: bool) -> Iterator[Mis
             (n, trained.rotation(n), launch.engine.rotate({"": served}, n)[""]) for n in lengths
         ]
     except NotServedError as error:
-        yield Mismatch("start", layers, "", f"does not start: {error}")
+        yield ServedDifference("start", layers, "", f"does not start: {error}")
         return
     unlike = [(n, one, two) for n, one, two in pairs if not one.like(two)]
     if not unlike:
@@ -200,7 +202,7 @@ def _of_layers(launch: Launch, trained: _Trained, several: bool) -> Iterator[Mis
     n, one, two = unlike[-1]
     widths = [2 * len(rotation.frequencies) for rotation in (one, two)]
     if widths[0] != widths[1]:
-        yield Mismatch("rotated features of a head", layers, *map(str, widths))
+        yield ServedDifference("rotated features of a head", layers, *map(str, widths))
         return
     unlike_pairs = differing_pairs(one.frequencies, two.frequencies)
     if unlike_pairs:
@@ -215,27 +217,27 @@ def _of_layers(launch: Launch, trained: _Trained, several: bool) -> Iterator[Mis
             if rope is not None and rope.kind in VARYING and n < most:
                 trained_words = f"those of {rope.kind} for {n:,} tokens"
                 served_words = "those of longer texts"
-            yield Mismatch("frequencies", layers, trained_words, served_words, effect)
+            yield ServedDifference("frequencies", layers, trained_words, served_words, effect)
     if not one.same_gain(two):
         ratio = two.logit_gain / one.logit_gain
         effect = f"logits {ratio:.3g} times as large"
-        yield Mismatch("gain", layers, f"{one.gain:.5g}", f"{two.gain:.5g}", effect)
+        yield ServedDifference("gain", layers, f"{one.gain:.5g}", f"{two.gain:.5g}", effect)
 
 
 def _causes(
     rope: RopeParameters | None, served: RopeParameters, layers: str, effect: str
-) -> Iterator[Mismatch]:
+) -> Iterator[ServedDifference]:
     """Parameters that differ; none where the model does not rotate by its config."""
     if rope is None:
         return
     if not math.isclose(rope.base, served.base, rel_tol=1e-5):
-        yield Mismatch("base", layers, f"{rope.base:,.10g}", f"{served.base:,.10g}", effect)
+        yield ServedDifference("base", layers, f"{rope.base:,.10g}", f"{served.base:,.10g}", effect)
     one, two = map(_scaling, (rope, served))
     if one != two:
-        yield Mismatch("scaling", layers, one, two, effect)
+        yield ServedDifference("scaling", layers, one, two, effect)
     elif rope.kind in ("yarn", "llama3", "longrope") and rope.length != served.length:
         lengths = (f"{rope.length:,}", f"{served.length:,}")
-        yield Mismatch("trained length", layers, *lengths, effect)
+        yield ServedDifference("trained length", layers, *lengths, effect)
 
 
 def _scaling(rope: RopeParameters) -> str:
@@ -245,7 +247,7 @@ def _scaling(rope: RopeParameters) -> str:
     return name if name in ("tensor", "longrope") else f"{name} by {rope.factor:g}"
 
 
-def _windows(launch: Launch, trained: tuple[int, ...]) -> Iterator[Mismatch]:
+def _windows(launch: StartedServer, trained: tuple[int, ...]) -> Iterator[ServedDifference]:
     if launch.windows is None or len(launch.windows) != len(trained):
         return
     pairs: dict[tuple[int, int], list[int]] = {}
@@ -255,11 +257,11 @@ def _windows(launch: Launch, trained: tuple[int, ...]) -> Iterator[Mismatch]:
     for sizes, layers in pairs.items():
         words = (f"{size:,} tokens" if size else "none" for size in sizes)
         what = f"window of layers {', '.join(map(str, layers))}"
-        yield Mismatch(what, "", *words)
+        yield ServedDifference(what, "", *words)
 
 
 def _remedy(
-    launch: Launch, checked: tuple[Checked, ...], config: ModelConfig, longest: int | None
+    launch: StartedServer, checked: tuple[Checked, ...], config: ModelConfig, longest: int | None
 ) -> str:
     """The line that makes both the same, as tried; in words where no option does."""
     wrong = next((one for one in checked if one.problem), None)
@@ -274,12 +276,12 @@ def _remedy(
         _, fields_option, length_option = OVERRIDING[option]
         given = overrides(config, goal=goal)
         base = ModelConfig.of(config.root)
-        mended = Launch.of(launch.engine, OVERRIDDEN[option](base, given), longest=goal)
+        mended = StartedServer.of(launch.engine, OVERRIDDEN[option](base, given), longest=goal)
         if not any(_mismatches(mended, checked, config, longest)):
             text = shlex.quote(json.dumps(given))
             return f"{fields_option} {text} {length_option} {goal}"
     else:
-        mended = Launch.of(launch.engine, launch.engine.with_options(config))
+        mended = StartedServer.of(launch.engine, launch.engine.with_options(config))
         if not any(_mismatches(mended, checked, config, longest)):
             rope = mended.ropes.get("")
             if option == "llama.cpp" and rope is not None:

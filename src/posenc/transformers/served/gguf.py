@@ -13,7 +13,7 @@ from posenc.errors import CheckpointError
 from posenc.transformers.engines.config import FULL
 from posenc.transformers.engines.llama_cpp import KEY, LLAMA_CPP, TENSOR
 from posenc.transformers.engines.rotation import RopeParameters
-from posenc.transformers.served.launch import USUAL_BASE, Launch
+from posenc.transformers.served.launch import USUAL_BASE, StartedServer
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -113,7 +113,7 @@ def _read(reader: _Reader) -> tuple[dict[str, Any], dict[str, tuple[float, ...]]
     return values, found
 
 
-def launch_of(path: Path) -> Launch:
+def launch_of(path: Path) -> StartedServer:
     """A server of a GGUF file by llama.cpp, without options.
 
     Raises:
@@ -138,7 +138,7 @@ def launch_of(path: Path) -> Launch:
         scaling = {} if arch in UNSCALED_WINDOWS else rope.parameters
         windowed = replace(rope, base=float(base), parameters=scaling)
         ropes = {FULL: rope, "sliding_attention": windowed}
-    return Launch(
+    return StartedServer(
         LLAMA_CPP,
         ropes,
         rope.longest,

@@ -41,7 +41,7 @@ BASES = dict.fromkeys(("qwen2", "qwen3", "exaone4", "exaone_moe"), 1e6) | {
 
 
 @dataclass(frozen=True)
-class Launch:
+class StartedServer:
     """A server.
 
     Args:
@@ -72,7 +72,7 @@ class Launch:
         windowed: bool = True,
         refusals: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
-    ) -> Launch:
+    ) -> StartedServer:
         """A server of a config to which overrides are applied already.
 
         Args:

@@ -9,7 +9,7 @@ from typing import Any
 from posenc.transformers.engines.config import FULL
 from posenc.transformers.engines.llama_cpp import KEY, TENSOR
 from posenc.transformers.engines.rotation import RopeParameters
-from posenc.transformers.served.launch import Launch
+from posenc.transformers.served.launch import StartedServer
 
 Options = Mapping[str, Sequence[str]]
 """Values of each option in their order, by its name without hyphens."""
@@ -27,7 +27,7 @@ FILE_KEYS = {
 """Parameters by the end of a key that ``--override-kv`` replaces."""
 
 
-def with_options(launch: Launch, options: Options) -> Launch:
+def with_options(launch: StartedServer, options: Options) -> StartedServer:
     """A server of a file with the options of its command.
 
     By common/arg.cpp and src/llama-context.cpp, 2026-11: windows keep base and scale of the file;

@@ -17,7 +17,7 @@ from posenc.transformers.engines import ENGINES, OTHERS, reason_of
 from posenc.transformers.engines.config import Engine, ModelConfig, NotServedError
 from posenc.transformers.hub import model_folder
 from posenc.transformers.served.gguf import MAGIC, launch_of
-from posenc.transformers.served.launch import OVERRIDDEN, Launch
+from posenc.transformers.served.launch import OVERRIDDEN, StartedServer
 from posenc.transformers.served.options import with_options
 
 ARGUMENT = "settings"
@@ -61,7 +61,7 @@ MOST = 1 << 20
 """Bytes of a file with a command line, at most."""
 
 
-def launches(settings: object, *, model: str = "") -> list[Launch]:
+def launches(settings: object, *, model: str = "") -> list[StartedServer]:
     """The servers that settings start: one, or for a config alone one of each engine.
 
     Args:
@@ -90,7 +90,7 @@ def launches(settings: object, *, model: str = "") -> list[Launch]:
     return _of_file(path, model)
 
 
-def _of_file(path: Path, model: str) -> list[Launch]:
+def _of_file(path: Path, model: str) -> list[StartedServer]:
     with path.open("rb") as file:
         start = file.read(4)
     if start == MAGIC or path.suffix == ".gguf":
@@ -137,10 +137,10 @@ def _json(text: str, name: str) -> dict[str, Any]:
     return value
 
 
-def _of_dict(settings: Mapping[str, Any], model: str) -> list[Launch]:
+def _of_dict(settings: Mapping[str, Any], model: str) -> list[StartedServer]:
     if "model_type" in settings or "text_config" in settings:
         config = ModelConfig.of(settings)
-        return [Launch.of(engine, config) for engine in OTHERS]
+        return [StartedServer.of(engine, config) for engine in OTHERS]
     found = dict(_known(settings))
     names = {**OVERRIDES, **LENGTHS}
     engines = {names[name] for name in found if name in names}
@@ -188,7 +188,7 @@ def _known(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _of_command(text: str) -> Launch:
+def _of_command(text: str) -> StartedServer:
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
@@ -257,7 +257,7 @@ def _started(
     options: Mapping[str, list[str]],
     environment: Mapping[str, str],
     converted: Mapping[str, str],
-) -> Launch:
+) -> StartedServer:
     named = [*options[""][:1], *options.get("hf-config-path", options.get("model", []))]
     if not named:
         remedy = "Name the folder, or the file, that the server is started with."
@@ -320,7 +320,7 @@ def _launch(
     windowed: bool = True,
     environment: Mapping[str, str] | None = None,
     unread: tuple[str, ...] = (),
-) -> Launch:
+) -> StartedServer:
     folder = model_folder(model, weights=False)
     config = ModelConfig.of(Fields.read(folder).values)
     refusals = tuple(
@@ -334,7 +334,7 @@ def _launch(
             config = OVERRIDDEN[engine.option](config, overrides)
     except NotServedError as error:
         refusals += (reason_of(error),)
-    made = Launch.of(
+    made = StartedServer.of(
         engine,
         config,
         longest=longest,
@@ -347,10 +347,10 @@ def _launch(
 
 def _of_llama(
     engine: Engine, model: str, options: Mapping[str, list[str]], converted: Mapping[str, str]
-) -> Launch:
+) -> StartedServer:
     folder = converted.get(model)
     if folder:
-        launch = Launch.of(engine, ModelConfig.of(Fields.read(Path(folder)).values))
+        launch = StartedServer.of(engine, ModelConfig.of(Fields.read(Path(folder)).values))
     else:
         launch = launch_of(Path(model))
     try:
