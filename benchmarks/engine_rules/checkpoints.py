@@ -102,6 +102,8 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt_oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 15e4}},
     "gemma2": BOTH,
     "gemma3_text": {
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
         "num_hidden_layers": 6,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
     },

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 
 from posenc.errors import ArgumentError, UnknownNameError
@@ -282,6 +283,33 @@ def test_errors_name_what_is_wrong() -> None:
     restore(model)
     assert torch.equal(expected, outputs(model))
     assert texts().shape[1] > TRAINED  # longer than what was said to be trained
+
+
+@pytest.mark.parametrize("kind", ["granite_swa", "granitemoe_swa"])
+def test_bases_of_layers_follow(kind: str, tmp_path: Path) -> None:
+    """Their layers look rotations up by ``layer_rope_theta``; 0 is that of layers without one."""
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip("not in this version of transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    types = {"layer_types": ["full_attention"] * 2, "layer_rope_theta": [0, 10000.0]}
+    config = transformers.CONFIG_MAPPING[kind](
+        max_position_embeddings=TRAINED, **sizes, **heads, **types
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.arange(2 * TRAINED).unsqueeze(0) % 64
+    with torch.no_grad():
+        before = model(ids).logits
+        stretch(model, "ntk", factor=4, length=TRAINED)
+        found = model(ids).logits
+        model.save_pretrained(tmp_path)
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+        assert torch.allclose(loaded(ids).logits, found, atol=1e-5)
+        assert not torch.allclose(before, found, atol=1e-4)
+        restore(model)
+        assert torch.equal(model(ids).logits, before)
+    assert config.layer_rope_theta == [0, 10000.0]
 
 
 # A share of the sweep over all types

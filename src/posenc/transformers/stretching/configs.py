@@ -132,6 +132,10 @@ def describe(
     return changes
 
 
+BASES = "layer_rope_theta"
+"""Field of the base of each layer, by which some models look up the rotation of the layer."""
+
+
 def _written(
     config: Any, module: nn.Module, stretched: Mapping[Frequencies, Encoding], request: Request
 ) -> Any:
@@ -149,7 +153,11 @@ def _written(
 
 
 def _change(config: Any, written: Any, request: Request) -> list[Change]:
+    old, new = (one.rope_parameters.get("rope_theta") for one in (config, written))
     changes = [Change.of(config, "rope_parameters", written.rope_parameters)]
+    bases = getattr(config, BASES, None)
+    if bases:
+        changes.append(Change.of(config, BASES, [new if base == old else base for base in bases]))
     if getattr(config, TRAINED, None) != getattr(written, TRAINED, None):
         changes.append(Change.of(config, TRAINED, getattr(written, TRAINED)))
     if request.longest is None or request.method == "dynamic_ntk":
