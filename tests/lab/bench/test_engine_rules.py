@@ -59,7 +59,7 @@ def test_every_method_is_written_twice_and_the_original_once(llamas: dict[str, C
 
 @pytest.mark.parametrize(
     ("method", "symbol"),
-    [("original", "="), ("yarn", "="), ("llama3", "="), ("longrope", "l"), ("dynamic_ntk", "s")],
+    [("original", "="), ("yarn", "="), ("llama3", "="), ("longrope", "l"), ("dynamic_ntk", "u")],
 )
 def test_an_engine_that_follows_its_rules(
     llamas: dict[str, Checkpoint], method: str, symbol: str

@@ -17,6 +17,7 @@ from posenc.lab.evaluation.extend import Extended, extend_checkpoint, served_met
 from posenc.transformers.checkpoints import Fields
 from posenc.transformers.engines import ENGINES, ModelConfig, differences, engine_named
 from posenc.transformers.engines.serving import gguf_keys, overrides
+from posenc.transformers.engines.vllm import PAST_COSINES
 from posenc.transformers.live import LiveDecoder
 from tests.support.tiny_models import tiny_model
 from tests.transformers.engines.released import RELEASED, TRAINED
@@ -157,7 +158,8 @@ def test_an_architecture_that_is_not_known_is_left_to_the_reader() -> None:
 def test_only_methods_that_the_engine_serves_are_kept(source: Path, tmp_path: Path) -> None:
     found = extended(source, tmp_path / "out", "vllm", "dynamic_ntk,rerope,yarn")
     assert found.method == "yarn"
-    left = {"dynamic_ntk": "ignores the scaling", "rerope": "is known to no engine"}
+    past = f"is not compared: {PAST_COSINES}"
+    left = {"dynamic_ntk": past, "rerope": "is known to no engine"}
     assert found.left_out == left
     assert differences(json.loads((tmp_path / "out/config.json").read_text()), length=LENGTH)
 
@@ -207,7 +209,7 @@ def test_several_engines_are_served_by_methods_of_all(source: Path, tmp_path: Pa
     assert [one.engine for one in found.serving] == ["vLLM", "mlx-lm", "SGLang"]
     assert (found.method, set(found.left_out)) == ("yarn", {"longrope", "dynamic_ntk"})
     why = found.left_out["dynamic_ntk"]
-    assert "ignores the scaling in vLLM" in why
+    assert f"{PAST_COSINES} in vLLM" in why
     assert "mlx-lm" not in why, "which serves it"
     with pytest.raises(ArgumentError) as caught:
         extended(source, tmp_path / "none", "mlx,vllm", "dynamic_ntk")

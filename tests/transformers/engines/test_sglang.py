@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from posenc.transformers.engines import ENGINES, ModelConfig, differences
-from posenc.transformers.engines.config import NotServedError
+from posenc.transformers.engines.config import NotServedError, UnreadError
 from posenc.transformers.engines.rotation import EngineRotation
 
 pytest.importorskip("transformers")
@@ -78,7 +78,7 @@ def test_gemma_3_has_short_factors_for_all_texts() -> None:
 
 def test_unscaled_families_end_before_a_dynamic_context() -> None:
     dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
-    with pytest.raises(NotServedError, match="end at max_position_embeddings"):
+    with pytest.raises(UnreadError, match="end at max_position_embeddings"):
         rotations("gemma", {"rope_parameters": dynamic})
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from posenc.transformers.checkpoints import TRAINED, parameters_in, scaling_of
-from posenc.transformers.engines.config import FULL, Engine, ModelConfig, NotServedError, first
+from posenc.transformers.engines.config import (
+    FULL,
+    Engine,
+    ModelConfig,
+    NotServedError,
+    UnreadError,
+    first,
+)
 from posenc.transformers.engines.rotation import (
     USUAL,
     EngineRotation,
@@ -16,6 +23,7 @@ from posenc.transformers.engines.rotation import (
 from posenc.transformers.engines.transformers import TRANSFORMERS
 from posenc.transformers.engines.vllm import (
     OF_TRANSFORMERS,
+    PAST_COSINES,
     by_transformers,
     latent_ropes,
     require_unchunked_positions,
@@ -87,7 +95,7 @@ def _ropes(config: ModelConfig) -> dict[str, RopeParameters]:
         return by_transformers(config)
     if family in UNSCALED:
         if any(rope.kind == "dynamic" for rope in config.ropes().values()):
-            raise NotServedError("its cosines end at max_position_embeddings, before its context")
+            raise UnreadError(PAST_COSINES)
         return {kind: replace(rope, parameters={}) for kind, rope in config.ropes().items()}
     if family == GEMMA:
         return {kind: _of_gemma(kind, rope) for kind, rope in by_transformers(config).items()}

@@ -55,6 +55,10 @@ OPEN_WEIGHTS = ("factor", TRAINED, "beta_fast", "beta_slow")
 """Parameters that gpt-oss needs; others but ``truncate`` are not read."""
 
 
+PAST_COSINES = "its cosines end at max_position_embeddings, and longer texts read past them"
+"""The reason for which texts of dynamic scaling are not compared."""
+
+
 def latent_ropes(config: ModelConfig) -> dict[str, RopeParameters]:
     """Models with latent attention have a YaRN of their own."""
     ropes = config.ropes()
@@ -139,6 +143,8 @@ def _dynamic(rope: RopeParameters, length: int) -> EngineRotation:
     """One base for all texts, by ``alpha`` or by the ratio of longest and trained length."""
     if "alpha" in rope.parameters:
         return ntk_alpha(rope, length)
+    if length > rope.longest:
+        raise UnreadError(PAST_COSINES)
     trained = rope.number("max_trained_positions", rope.longest)
     return rope.ntk(rope.factor * rope.longest / trained - (rope.factor - 1))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from posenc.transformers.engines import engine_named
+from posenc.transformers.engines import engine_named, reason_of
 from posenc.transformers.engines.config import ModelConfig, NotServedError
 from posenc.transformers.engines.rotation import EngineRotation, RopeParameters, differing_pairs
 from posenc.transformers.engines.serving import OVERRIDING, overrides
@@ -194,7 +194,7 @@ def _of_layers(
             (n, trained.rotation(n), launch.engine.rotate({"": served}, n)[""]) for n in lengths
         ]
     except NotServedError as error:
-        yield ServedDifference("start", layers, "", f"does not start: {error}")
+        yield ServedDifference("start", layers, "", reason_of(error))
         return
     unlike = [(n, one, two) for n, one, two in pairs if not one.like(two)]
     if not unlike:
