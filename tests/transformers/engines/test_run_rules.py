@@ -148,3 +148,15 @@ def test_windows_of_mellum_rotate_by_the_base_of_the_others_in_llama_cpp() -> No
 def test_llama3_of_internlm3_is_converted() -> None:
     fields = config_of("internlm3", LLAMA3)
     assert rotation("llama.cpp", fields).like(rotation("transformers", fields))
+
+
+@pytest.mark.parametrize(
+    ("classes", "architecture"),
+    [(["LlamaForCausalLM"], "llama"), (["ExaoneForCausalLM"], "exaone"), ([], "exaone")],
+)
+def test_keys_of_gguf_are_those_of_the_class(classes: list[str], architecture: str) -> None:
+    """transformers 5 saves Exaone as a Llama, of which the converter makes a file of llama's."""
+    fields = config_of("exaone", YARN) | {"architectures": classes}
+    keys = gguf_keys(ModelConfig.of(fields), goal=512)
+    assert keys is not None
+    assert {key.partition(".")[0] for key in keys} == {architecture}

@@ -152,6 +152,16 @@ NAMES = {
 """Architectures of GGUF by ``model_type``."""
 
 
+def architecture(config: ModelConfig) -> str:
+    """Architecture of a file of GGUF, ``ARCH`` if it is not known.
+
+    The converter goes by the class, which transformers 5 names after Llama in some families.
+    """
+    if "LlamaForCausalLM" in (config.root.get("architectures") or ()):
+        return "llama"
+    return NAMES.get(config.family, "ARCH")
+
+
 def _linear(rope: RopeParameters, length: int) -> EngineRotation:
     """Linear scaling, with YaRN's usual scale of logits in models with latent attention."""
     scale = rope.usual_gain() ** 2 if rope.parameters.get("latent") else 1.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from posenc.transformers.checkpoints import TRAINED
 from posenc.transformers.engines.config import Engine, ModelConfig
-from posenc.transformers.engines.llama_cpp import KEY, LLAMA_CPP, NAMES
+from posenc.transformers.engines.llama_cpp import KEY, LLAMA_CPP, architecture
 
 KEYS = {
     "default": {},
@@ -117,7 +117,7 @@ def gguf_keys(config: ModelConfig, *, goal: int) -> dict[str, tuple[Any, str]] |
     rope = LLAMA_CPP.with_options(config).ropes().get("")
     if rope is None or rope.kind not in KEYS:
         return None
-    arch = NAMES.get(config.family, "ARCH")
+    arch = architecture(config)
     keys: dict[str, tuple[Any, str]] = {f"{arch}.context_length": (goal, "uint32")}
     if rope.kind == "default":
         return keys | {f"{arch}.rope.freq_base": (rope.base, "float32")}
