@@ -10,6 +10,8 @@ from typing import Any
 from benchmarks.engine_rules.verdicts import SYMBOLS
 from benchmarks.measuring import RESULTS, table
 
+from posenc.transformers.engines import ENGINES
+
 CELLS = {
     "=": "=",
     "s": "no scaling",
@@ -32,8 +34,8 @@ SAVED = {"extended": "extend", "plain": "transformers"}
 def page() -> str:
     """A part an engine: its release, how many cells have which verdict, and a table of them."""
     results = json.loads((RESULTS / "engine_rules.json").read_text())
-    methods = results["methods"]
-    return "\n".join(_part(name, of, methods) for name, of in results["engines"].items())
+    methods, engines = results["methods"], results["engines"]
+    return "\n".join(_part(name, engines[name], methods) for name in ENGINES if name in engines)
 
 
 def _part(name: str, engine: Mapping[str, Any], methods: list[str]) -> str:
