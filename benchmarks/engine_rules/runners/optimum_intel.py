@@ -50,8 +50,8 @@ def load(folder: Path) -> Callable[[list[int]], np.ndarray]:
 
 
 def release() -> str:
-    """The versions of exporter and runtime."""
-    return version("optimum-intel")
+    """The version of the runtime, whose exporter is pinned beside it."""
+    return version("openvino")
 
 
 if __name__ == "__main__":

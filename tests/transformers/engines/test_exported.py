@@ -179,6 +179,7 @@ def test_longrope_in_openvino(more: dict[str, float], short: float, long: float)
     ("family", "scaling", "reason"),
     [
         ("olmo2", LONG | PHI, "cannot trace the LongRoPE"),
+        ("gpt_oss", LONG | PHI, "cannot trace the LongRoPE"),
         ("gemma2", LINEAR, "with transformers 5.0"),
         ("deepseek_v3", LINEAR, "with transformers 4.53"),
         ("seed_oss", LINEAR, "has no model seed_oss"),

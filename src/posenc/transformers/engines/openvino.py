@@ -31,7 +31,7 @@ OLDER = {
 }
 """Families that it exports with older releases of transformers, and the last of them."""
 
-TRACED = frozenset({"olmo2"})
+TRACED = frozenset({"gpt_oss", "olmo2"})
 """Families whose LongRoPE is not replaced, which cannot be traced."""
 
 INTERLEAVED = frozenset({"cohere", "cohere2"})
