@@ -16,6 +16,7 @@ from posenc.lab.evaluation.extend import extend_checkpoint
 from posenc.transformers import check_served
 from posenc.transformers.engines import ENGINES
 from posenc.transformers.served import CheckedServer, ServedDifference
+from posenc.transformers.served.launch import windows
 from tests.transformers.engines.released import TRAINED
 from tests.transformers.engines.test_loaded import made
 
@@ -285,6 +286,21 @@ def test_a_config_alone_is_compared_in_every_engine(before: Path, tmp_path: Path
     assert of(found["mlx-lm"])["base"] == ("500,000", "10,000"), "read beside the parameters"
     [one] = check_served(model, tmp_path / "config.json", engine="vllm")
     assert one.same
+
+
+def test_one_token_more_than_the_config_has(tmp_path: Path) -> None:
+    model = trained()
+    model.save_pretrained(tmp_path)
+    longest = model.config.max_position_embeddings
+    [all_of_it] = check_served(model, f"vllm serve {tmp_path} --max-model-len {longest}")
+    [one_more] = check_served(model, f"vllm serve {tmp_path} --max-model-len {longest + 1}")
+    assert all_of_it.same
+    assert "more than the" in str(one_more.mismatches[0])
+
+
+def test_windows_of_chunks() -> None:
+    kinds = ["chunked_attention", "full_attention"]
+    assert windows({"layer_types": kinds, "attention_chunk_size": 8}) == (8, 0)
 
 
 def test_models_without_rotary_frequencies_are_refused() -> None:
