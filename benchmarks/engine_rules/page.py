@@ -41,13 +41,16 @@ def page() -> str:
 def _part(name: str, engine: Mapping[str, Any], methods: list[str]) -> str:
     letters = "".join(line for family in engine["cells"].values() for line in family.values())
     counts = Counter(letters.replace(" ", "")).most_common()
+    title = f"## {name} {engine['release']}\n\n{engine['date']}: "
+    if set(letters) <= {"=", " "}:
+        return f"{title}{len(letters.replace(' ', '')):,} cells, all equal.\n"
     told = ", ".join(f"{count:,} {SYMBOLS[letter]}" for letter, count in counts)
     head = ["families", "written by", *(f"`{method}`" for method in methods)]
     rows = [
-        [", ".join(f"`{family}`" for family in families), writers, *(CELLS[one] for one in line)]
+        [", ".join(families), writers, *(CELLS[one] for one in line)]
         for (writers, line), families in _grouped(engine["cells"], len(methods)).items()
     ]
-    return f"## {name} {engine['release']}\n\n{engine['date']}: {told}.\n\n{table(head, rows)}"
+    return f"{title}{told}.\n\n{table(head, rows)}"
 
 
 def _grouped(
