@@ -4,12 +4,13 @@
     python -m benchmarks.engine_rules --engines mlx_lm --families llama,qwen3 --methods yarn
 
 Each engine is installed in an environment of its own under ``build/engines`` and runs small
-checkpoints of every family that it has, extended by every method, as ``posenc extend`` writes them
-and as transformers saves them, at 100 and 500 tokens. Its logits must be those of transformers, or
-those of transformers with the predicted rotation where a rule says that it rotates otherwise; a
-checkpoint that a rule says it refuses must be refused. Prints what is not as predicted and fails if
-anything is. Engines run whole are written to ``benchmarks/results/engine_rules.json``, and, if all
-was as predicted, their releases and dates to posenc's list of what its rules were run with.
+checkpoints of its families in ``environments.toml``, extended by every method, as ``posenc
+extend`` writes them and as transformers saves them, at 100 and 500 tokens. Its logits must be those
+of transformers, or those of transformers with the predicted rotation where a rule says that it
+rotates otherwise; a checkpoint that a rule says it refuses must be refused. Prints what
+is not as predicted and fails if anything is. Engines run whole are written to
+``benchmarks/results/engine_rules.json``, and, if all was as predicted, their releases and
+dates to posenc's list of what its rules were run with.
 """
 
 from __future__ import annotations
